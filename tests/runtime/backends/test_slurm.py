@@ -1,4 +1,4 @@
-"""What the Slurm backend decides, without a Slurm."""
+"""Decisions of the Slurm backend, without a Slurm: settings, capacity, arguments of sbatch, waiting, and why runs end."""
 
 import dataclasses
 
@@ -60,6 +60,7 @@ def test_a_wrong_setting_is_refused_by_its_name(setting, value):
 
 
 def test_a_comment_of_a_job_is_no_preemption():
+    """A preempted run is free, and the job's user writes the comment."""
     job = "JobId=7 JobName=job-1-1 PreemptTime={} Comment=a PreemptTime={}"
     assert has_preemption_time(job.format("2026-01-01T00:00:00", "None"))
     assert not has_preemption_time(job.format("None", "2026-01-01T00:00:00"))
@@ -153,6 +154,7 @@ def record(node=0, *, ended=False, started=True, silent_for=1.0, causes=()):
 
 
 def by_slurm(node=0):
+    """The cause of a node that Slurm ended with SIGTERM, which gives no reason."""
     return {
         "kind": "node_lost", "code": "evicted", "at": 9985.0, "node": node, "rank": None, "message": "",
         "data": {evidence.ENDED_BY_SLURM: True},
@@ -164,6 +166,7 @@ def job(state):
 
 
 def status(records, state, *, request=None, failed=()):
+    """Return the status of a run whose job is in this state; None: Slurm has forgotten it. `failed` are machines."""
     observation = Observation(None if state is None else job(state), request, frozenset(failed), 8000.0, NOW)
     return merge("job-1-1", 8000.0, [evidence.assess(node, each, observation) for node, each in enumerate(records)])
 
@@ -194,7 +197,7 @@ def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_,
     ended = status([record()], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
     if state in {"FAILED", "COMPLETED", None}:
-        return
+        return  # `test_a_node_that_slurm_ended_for_no_known_reason_is_free` has these
     # The same if the supervisor could still write that Slurm ended it.
     ended = status([record(ended=True, causes=[by_slurm()])], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
@@ -256,12 +259,14 @@ def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
 def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
     for records in ([None], [record(started=False)]):
         ended = status(records, state)
-        expected = outcome if records != [record(started=False)] or state is not None else Outcome.NODE_LOST
+        # A supervisor that has written a record was there, so it is lost if Slurm has forgotten the job.
+        expected = outcome if records == [None] or state is not None else Outcome.NODE_LOST
         assert (ended.outcome, ended.started_at) == (expected, None)
     assert status([None], "CANCELLED", request=STOP).outcome is Outcome.STOPPED
 
 
 def test_a_requeued_or_silent_run_is_lost():
+    """While Slurm says that the job runs, its supervisor may be silent for 120 s."""
     assert status([record(silent_for=30)], "PENDING").outcome is Outcome.NODE_LOST
     assert status([record(silent_for=200)], "RUNNING").failure.code is FailureCode.NODE_SILENT
     assert status([record(silent_for=100)], "RUNNING").phase is RunPhase.RUNNING
@@ -284,7 +289,7 @@ def test_accounting_that_has_not_recorded_the_end_of_a_job_knows_nothing(tmp_pat
     assert (job is not None and job.state == "TIMEOUT") is is_known
 
 
-def test_accounts_lines_are_read_like_those_of_the_queue():
+def test_lines_of_sacct_are_read_like_those_of_squeue():
     jobs = parse_jobs("7|CANCELLED by 1000|1700000000|1700000060|n[0-1]|None\n7.batch|CANCELLED|1|2||\n\n")
     assert jobs == {"7": SlurmJob("7", "CANCELLED", 1700000000.0, 1700000060.0, "n[0-1]", "None")}
     assert dataclasses.replace(jobs["7"], state="RUNNING").is_active
