@@ -1,4 +1,4 @@
-"""Decisions of the Slurm backend, without a Slurm: settings, capacity, arguments of sbatch, waiting, and why runs end."""
+"""Decisions of the Slurm backend, without Slurm: settings, capacity, arguments of sbatch, waiting, and why runs end."""
 
 import dataclasses
 
