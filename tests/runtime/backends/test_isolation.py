@@ -54,7 +54,7 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
         expressions = {
             "program": "open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1]",
             "standard streams": "[os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)]",
-            # The pipe for notes and the file of steps. The listing itself opens none of these.
+            # The pipe for notes and the file of steps. To list the folder would open another one.
             "other descriptors": "sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100))",
             "a link out of the workspace": f"[attempt(os.symlink, {str(secret)!r}, 'link'), os.path.exists('link')][1]",
             "files of the host": attempts(
@@ -156,7 +156,7 @@ def test_in_proc_a_run_can_write_nothing_of_the_machine_and_read_nothing_that_on
     assert harness.log() == "looked\n"
 
 
-def test_the_setting_gives_runs_the_hosts_network(tmp_path, bare_images):
+def test_the_setting_network_host_shares_the_hosts_network_with_runs(tmp_path, bare_images):
     shared = LocalHarness(tmp_path, bare_images)
     shared.backend = shared.another(network="host")
     with socket.create_server(("127.0.0.1", 0)) as server:

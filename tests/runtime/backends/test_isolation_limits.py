@@ -122,7 +122,7 @@ def test_data_in_sockets_is_limited_like_memory(harness):
     """
     harness.complete(script, resources=Resources(cpus=1, memory_mib=256))
     held, rest = harness.log().splitlines()
-    assert int(held) <= 64, "a sixteenth of its memory, and what each connection gets in any case"
+    assert int(held) <= 64, "16 MiB, a sixteenth of its memory, and a minimum for each connection"
     assert rest == "given back"
 
 

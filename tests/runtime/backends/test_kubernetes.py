@@ -172,7 +172,7 @@ def test_check_reports_missing_permissions(own_harness, fake):
         ("ReadOnlyMany", False, "cannot write"),
     ],
 )
-def test_check_on_a_fresh_installation_by_access_mode(own_harness, fake, mode, ok, detail):
+def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harness, fake, mode, ok, detail):
     """There was no run yet. In a trial the volume is on one machine, and two nodes can still connect."""
     root = own_harness.site.root
     affinity = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}

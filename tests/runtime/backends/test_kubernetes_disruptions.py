@@ -114,9 +114,9 @@ def test_events_are_complete_only_if_none_can_be_missing():
     missing = [
         read(LAST_EVENT, nodes=11),  # the controller may have combined the events of so many Pods
         read(LAST_EVENT, now=END + 3600),  # the API server may have deleted them
-        read(LAST_EVENT, failed_at=None),
+        read(LAST_EVENT, failed_at=None),  # nothing shows how old the events are
         read(),  # the controller's last event has not arrived
-        read(LAST_EVENT, end_condition=""),
+        read(LAST_EVENT, end_condition=""),  # the controller may still delete Pods
     ]
     assert all(one.deleted_externally([0, 1]) == set() for one in missing)
 
@@ -142,7 +142,7 @@ def test_not_ready_machines_are_read_from_pod_events():
     ]
     before = unready("job-1-1-1-aaaaa", "1970-01-01T00:16:00Z")
     events = read_events(FAILED, [], [*unready_events, before], now=END)
-    assert events.not_ready_at == {0: 1020.0}, "before this run began, a pod of another one of its name had it"
+    assert events.not_ready_at == {0: 1020.0}, "the event of node 1 is older than this run"
 
 
 def status_of(*pods, events=None, now=END + 5, job=FAILED):

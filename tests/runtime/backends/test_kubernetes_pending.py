@@ -130,7 +130,7 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
         case("what a person can fix comes first", Code.IMAGE_NAME, GPUS, pulling("ErrImagePull", "x: not found")),
     ],
 )
-def test_the_reason_for_waiting(pods, arguments, code, data):
+def test_pods_and_events_show_the_reason_for_waiting(pods, arguments, code, data):
     waiting = why(*pods, **arguments)
     assert waiting.code is code
     assert {name: waiting.data[name] for name in data} == data

@@ -143,7 +143,7 @@ def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
     assert folders.fingerprint("job-1-1") != fingerprint
 
 
-def test_removing_a_run_and_what_attempts_share(folders):
+def test_removing_a_run_leaves_what_attempts_share_which_is_removed_apart(folders):
     locked = folders.root / "job-1-1" / "run" / "locked"
     locked.mkdir()
     (locked / "file").write_text("x")

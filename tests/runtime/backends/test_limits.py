@@ -59,11 +59,11 @@ def check_until_verdict(limits, since=None):
 
 
 def test_processes_that_starve_their_launcher_are_no_lost_node(limits, tmp_path, monkeypatch):
-    starve(limits, tmp_path, monkeypatch, tasks=1900)
+    starve(limits, tmp_path, monkeypatch, tasks=1900)  # from 500 on, they count as the cause
     verdict = check_until_verdict(limits)
     assert (verdict.kind, verdict.code, verdict.data) == ("code_failed", "too_many_processes", {"tasks": 1900})
     lost = limits.explain_failure({"kind": "node_lost", "node": 1}, time.monotonic() + 3)
-    assert lost == verdict, "what it reports of other nodes follows from its own silence"
+    assert lost == verdict, "the other node seems lost because this launcher starves"
 
 
 def test_a_silent_launcher_beside_a_live_supervisor_is_the_codes_fault(limits, tmp_path, monkeypatch):

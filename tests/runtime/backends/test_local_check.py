@@ -21,7 +21,7 @@ def look(backend, root, images_root, *, smoke=True):
     return {line.name: line for line in lines}
 
 
-def test_a_machine_that_serves_runs(harness):
+def test_a_machine_that_can_serve_runs_passes_every_check(harness):
     lines = look(harness.backend, harness.folder / "runs", harness.images_root)
     assert [name for name, line in lines.items() if not line.ok] == []
     assert "Two nodes met and finished" in lines["smoke run"].detail

@@ -20,6 +20,7 @@ from tests.kubernetes.admission import pod_security_violations
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ("1.35", "1.36", "1.37")
+"""The versions of Kubernetes whose published schemas the objects must match."""
 ROOT = Path("/srv/trainyard/runs/east")
 UID = "6f1c9f8e-0000-4000-8000-000000000001"
 KEYS = {"token": "t" * 64, "record_key": "r" * 64}
@@ -106,6 +107,7 @@ def gpu_run():
 INDEX = {"url": "https://pypi.example.com/simple", "networks": ["10.20.0.5/32"]}
 INSTALLATION = {"nodes": 1, "script": "", "builtin_script": "install", "name": "packages-7-0123456789ab"}
 PACKAGES = f"{ROOT}/.packages/7/{'0' * 64}/site-packages"
+# A trial on one machine: a folder of the machine in place of shared storage.
 TRIAL = {"host_path": "/data", "root": "/srv/trainyard", "shared": False}
 OBJECTS = {
     "cpu": lambda: everything(spec(), config()),

@@ -126,7 +126,7 @@ def test_an_image_without_mpirun_is_refused(harness):
     assert refused.value.field == "controller"
 
 
-def test_lies_to_the_socket_start_no_rank_twice(mpi, harness):
+def test_forged_messages_to_the_launchers_socket_start_no_rank_twice(mpi, harness):
     # The launcher listens at the path below for mpirun's stubs. `environment` asks it to start a rank, `host` and
     # `command` to start a daemon on another node. 200 open connections are more than it accepts.
     script = REDUCES.replace(

@@ -68,7 +68,7 @@ def is_refused(address):
 def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(any_harness, customer, settings):
     harness = any_harness
     attempt = customer.started(nodes=1)
-    harness.start(PLACE, text="]", name=attempt.run_name)
+    harness.start(PLACE, text="]", name=attempt.run_name)  # "]" ends the list that the rank prints
     of_the_rank = harness.log(name=attempt.run_name).strip()
 
     async def run(websocket, command):

@@ -146,6 +146,7 @@ def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, fie
 
 
 def record(node=0, *, ended=False, started=True, silent_for=1.0, causes=()):
+    """The record of a node on machine n<node>, whose supervisor sent its last heartbeat `silent_for` seconds ago."""
     return {
         "node": node, "machine": f"n{node}", "phase": "ended" if ended else "running", "address": "10.0.0.1",
         "started_at": 9000.0 if started else None, "finished_at": 9990.0 if ended else None, "exit_code": None,
@@ -162,17 +163,25 @@ def by_slurm(node=0):
 
 
 def job(state):
-    return SlurmJob("7", state, 8990.0, NOW - 10)
+    return SlurmJob("7", state, started_at=8990.0, ended_at=NOW - 10)
 
 
 def status(records, state, *, request=None, failed=()):
     """Return the status of a run whose job is in this state; None: Slurm has forgotten it. `failed` are machines."""
-    observation = Observation(None if state is None else job(state), request, frozenset(failed), 8000.0, NOW)
+    observation = Observation(
+        job=None if state is None else job(state),
+        end_request=request,
+        failed_machines=frozenset(failed),
+        submitted_at=8000.0,
+        now=NOW,
+    )
     return merge("job-1-1", 8000.0, [evidence.assess(node, each, observation) for node, each in enumerate(records)])
 
 
 STOP = EndRequest(
-    9980.0, 10.0, {"kind": "stopped", "code": "stopped", "message": "The run was stopped on request.", "data": {}}
+    at=9980.0,
+    grace_seconds=10.0,
+    cause={"kind": "stopped", "code": "stopped", "message": "The run was stopped on request.", "data": {}},
 )
 
 

@@ -37,6 +37,7 @@ def fork_servers(harness):
 
 
 def end(pid, number=signal.SIGKILL):
+    """Send the signal to a process and wait for its end."""
     os.kill(pid, number)
     wait_for(lambda: pids.start_time(pid) is None, 10)
 

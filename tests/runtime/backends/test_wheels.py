@@ -117,7 +117,7 @@ def test_a_compilation_that_fails_leaves_nothing_in_the_cache(section, cache):
     assert list(cache.iterdir()) == []
 
 
-def test_without_a_compiler_the_sentence_says_what_to_install(section, cache, monkeypatch, tmp_path):
+def test_without_a_compiler_the_error_says_what_to_install(section, cache, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CompilerMissing, match=r"g\+\+ and make must be installed .* apt-get install g\+\+ make"):
         compile_it(section, Shell())
