@@ -122,6 +122,7 @@ class SlurmCluster:
             "JobCompType=jobcomp/none",
             "DefMemPerCPU=128",
             "ReturnToService=1",
+            # Short times, so that no test waits long.
             "SlurmdTimeout=10",
             "KillWait=5",
             "MessageTimeout=10",

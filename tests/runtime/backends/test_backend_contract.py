@@ -373,7 +373,7 @@ def test_an_elastic_run_goes_on_without_a_lost_node(any_harness):
         while True:
             signal.pause()
     print("alone after", os.environ["RESTART_COUNT"], flush=True)
-    time.sleep(3)  # a cluster's times are whole seconds
+    time.sleep(3)  # a cluster's times are whole seconds, and the span of one node must not be empty
     """
     any_harness.start(script, text="both", nodes=2, min_nodes=1)
     any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)

@@ -10,7 +10,7 @@ from runtime.backends.supervision import cgroups
 pytestmark = pytest.mark.late("its runs are real processes, with time limits of seconds")
 
 LIMITS = {"memory_bytes": 300 << 20, "processes": 64, "cpus": 1.5}
-"""The CPU quota is 2,000 above what was bought in each period of 100,000 µs: the launcher's share."""
+"""What was bought. The CPU quota is 2,000 µs more in each period of 100,000 µs: the launcher's share."""
 
 
 def make_proc(root, mounts, groups):

@@ -155,6 +155,7 @@ def test_an_abort_after_the_last_line_completes_with_a_note(harness):
 def test_the_deadline_needs_no_console(harness):
     harness.submit(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1)
     harness.wait("job-1-1", lambda _status: len(harness.records()) == 2)
+    # No call to the backend until every supervisor has ended its node.
     for record in harness.records():
         assert pids.wait_for_end(record["pid"], record["start_time"], 20)
     assert harness.backend.describe("job-1-1").outcome is Outcome.TIME_LIMIT
@@ -169,7 +170,9 @@ def test_the_deadline_needs_no_console(harness):
     [
         (0, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
         (1, "bubblewrap", Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        # Of these processes, only the launcher is where code might reach it.
         (1, "launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        # None: the supervisors of all nodes.
         (None, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
     ],
 )

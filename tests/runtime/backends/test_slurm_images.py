@@ -66,6 +66,7 @@ def test_two_nodes_run_in_an_own_image_and_share_one_import(container_harness, o
     assert len(stored(container_harness)) == 1
     modified_at = (stored(container_harness)[0].parent / "image.json").stat().st_mtime_ns
     container_harness.complete("print('again')", name="job-2-1", **changes)
+    # The second run has used the image that the first has imported.
     assert [path.parent.joinpath("image.json").stat().st_mtime_ns for path in stored(container_harness)] == [
         modified_at
     ]
@@ -93,7 +94,7 @@ def failure_of(harness, changes, **more):
     harness.submit("print('never')", **{**changes, **more})
     status = harness.wait_for_outcome(Outcome.CODE_FAILED)
     assert status.started_at is None, "no time is metered"
-    assert harness.backend.run_folder("job-1-1").joinpath("order.json").exists() is False
+    assert not (harness.backend.run_folder("job-1-1") / "order.json").exists(), "the plan with the secrets is left"
     assert list((harness.folder / "runs" / ".images" / image_import.WORK_FOLDER).iterdir()) == []
     assert stored(harness) == []
     return status.failure

@@ -54,6 +54,7 @@ class Shell:
 
     @property
     def compilations(self):
+        """How many of the commands were `pip wheel`."""
         return sum("wheel" in command for command in self.commands)
 
 
