@@ -133,6 +133,7 @@ class SlurmCluster:
             for node, port in zip(self.nodes, node_ports, strict=True)
         ]
         everything = ",".join(self.nodes)
+        # Jobs of `urgent` preempt those of `main`.
         lines += [
             f"PartitionName=main Nodes={everything} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=5",
             f"PartitionName=urgent Nodes={everything} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",

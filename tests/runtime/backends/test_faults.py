@@ -170,7 +170,7 @@ def test_the_deadline_needs_no_console(harness):
     [
         (0, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
         (1, "bubblewrap", Outcome.NODE_LOST, FailureCode.NODE_LOST),
-        # Of these processes, only the launcher is where code might reach it.
+        # Only the launcher is inside the sandbox, where the code may have killed it.
         (1, "launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
         # None: the supervisors of all nodes.
         (None, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),

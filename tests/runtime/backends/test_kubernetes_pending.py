@@ -102,7 +102,7 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
     [
         case("missing GPUs name their type and how many are free", Code.GPUS, GPUS, GPUS, data=ALL_GPUS),
         case("missing CPUs name the most free", Code.CPUS, CPUS, data={"wanted": 4.0, "nodes": 1, "free": 3}),
-        case("missing memory names that too", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
+        case("missing memory names what is free", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
         case("a request that fits no machine", Code.TOO_LARGE, GPUS, capacity=SMALL),
         case("a large request without known capacity", Code.GPUS, GPUS, capacity=None),
         case("a large request in an elastic cluster", Code.GPUS, GPUS, capacity=Capacity((), elastic=True)),
