@@ -15,11 +15,11 @@ ACCOUNTING_PROGRAMS = (*PROGRAMS, "sacct", "sacctmgr", "slurmdbd", "mariadbd", "
 ACCOUNT, ORGANIZATION_ACCOUNT = "everybody", "acme-lab"
 """The accounts that the user of the tests may submit to."""
 FOREIGN_ACCOUNT = "others"
-"""An account without an association for this user."""
+"""An account that the user of the tests may not submit to, since no association joins them."""
 
 
 class SlurmClusterWithAccounting(SlurmCluster):
-    """A Slurm that refuses jobs without an association, and forgets jobs soon after their end."""
+    """A Slurm that refuses jobs whose user has no association with their account, and soon forgets ended jobs."""
 
     def _accounting_settings(self, munge: Path) -> list[str]:
         self._database_port, self._slurmdbd_port = free_ports(2)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 _START_SECONDS = 60.0
+"""How long daemons and nodes may take to be ready."""
 END_SECONDS = 20.0
 """How long a daemon may take to end."""
 _CPUS = 2
@@ -30,9 +31,9 @@ def missing_program(programs: Iterable[str] = PROGRAMS) -> str:
 
 
 class SlurmCluster:
-    """A Slurm of `nodes` nodes, named n0, n1 and so on, that ends with `close`. `conf` is its configuration file.
+    """A Slurm of `nodes` nodes, named n0, n1 and so on, that runs until `close`. `conf` is its configuration file.
 
-    `folder` is empty, and its path short, as munged's socket needs it.
+    `folder` is empty, and its path is short: the kernel limits the length of a socket's path, as of munged's.
     """
 
     def __init__(self, folder: Path, nodes: int) -> None:
@@ -83,7 +84,7 @@ class SlurmCluster:
         return munge
 
     def _start_accounting(self, munge: Path) -> None:
-        """Start what `_accounting_settings` names. `munge` is the folder of munged."""
+        """Start the daemons of accounting: none here. `munge` is the folder of munged."""
 
     def _accounting_settings(self, _munge: Path) -> list[str]:
         """Return the lines of slurm.conf about accounting, and about how long the controller remembers jobs."""
@@ -121,6 +122,7 @@ class SlurmCluster:
             "JobCompType=jobcomp/none",
             "DefMemPerCPU=128",
             "ReturnToService=1",
+            # Short times, so that no test waits long.
             "SlurmdTimeout=10",
             "KillWait=5",
             "MessageTimeout=10",
@@ -131,6 +133,7 @@ class SlurmCluster:
             for node, port in zip(self.nodes, node_ports, strict=True)
         ]
         everything = ",".join(self.nodes)
+        # Jobs of `urgent` preempt those of `main`.
         lines += [
             f"PartitionName=main Nodes={everything} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=5",
             f"PartitionName=urgent Nodes={everything} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF",

@@ -31,7 +31,7 @@ def slurm_cluster(short_folders):
 
 @pytest.fixture
 def slurm_harness(slurm_cluster, tmp_path, bare_images):
-    """A harness on it whose runs are deleted after the test, and must leave nothing behind."""
+    """A harness on the cluster. After the test, it deletes its runs, which must leave nothing behind."""
     harness = SlurmHarness(slurm_cluster, tmp_path, bare_images)
     yield harness
     harness.close()
@@ -49,7 +49,7 @@ def accounting_cluster(short_folders):
 
 @pytest.fixture
 def accounting_harness(accounting_cluster, tmp_path, bare_images):
-    """Runs on the Slurm with accounting, like `slurm_harness` on the one without."""
+    """Like `slurm_harness`, on the cluster with accounting."""
     accounts = {"acme": ORGANIZATION_ACCOUNT, "newcomer": FOREIGN_ACCOUNT}
     harness = SlurmHarness(
         accounting_cluster, tmp_path, bare_images, accounting=True, account=ACCOUNT, accounts=accounts
@@ -60,7 +60,7 @@ def accounting_harness(accounting_cluster, tmp_path, bare_images):
 
 @pytest.fixture(scope="session")
 def registry(short_folders):
-    """A registry on loopback; its images are those that tests push."""
+    """A registry of images on loopback. Tests push the images that they need."""
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip("There is no docker-registry: apt-get install docker-registry.")
@@ -79,7 +79,7 @@ def python_layer(tmp_path_factory):
 
 @pytest.fixture
 def container_harness(slurm_cluster, registry, tmp_path, bare_images):
-    """Runs on the Slurm in images that a customer pushed to the registry."""
+    """Like `slurm_harness`, but runs may use images from the registry."""
     if missing := [name for name in TOOLS if shutil.which(name) is None]:
         pytest.skip(f"There is no {missing[0]}: apt-get install skopeo umoci.")
     harness = SlurmHarness(

@@ -59,7 +59,7 @@ class SlurmHarness(RunHarness):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):  # the process has ended
                 arguments = path.read_bytes().split(b"\0")
-                # srun has these arguments too, after its own.
+                # srun has these arguments too, but its first one is not the interpreter.
                 if folder in arguments and arguments[0].endswith(b"/python"):
                     os.kill(int(path.parent.name), signal.SIGKILL)
                     return

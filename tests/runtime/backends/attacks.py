@@ -1,7 +1,7 @@
 """Scripts that attack the launcher of their node so that their run is free. Every backend must bill them.
 
-An attack knows nothing of the backend: the launcher or its parent may be process 1 or the rank's parent. A script skips
-what it may not do, and goes on to its end.
+A script does not know its backend: process 1 or the rank's parent may be the launcher or the launcher's parent, so it
+attacks both. What the sandbox refuses, it skips.
 """
 
 HELPERS = """
@@ -16,7 +16,7 @@ HELPERS = """
         except OSError as error: return -1
     def limit(name):
         for pid in targets: attempt(resource.prlimit, pid, getattr(resource, "RLIMIT_" + name), (0, 0))
-    def crowd(number):
+    def crowd(number):  # of processes that use the CPU until their parent has ended
         for _ in range(number):
             try: pid = os.fork()
             except OSError: break
@@ -32,7 +32,7 @@ HELPERS = """
 ATTACKS = {
     "every signal by every call, and no limit left for the launcher": """
     for pid in targets:
-        for number in [*range(1, 32), 34, 50, 64]:
+        for number in [*range(1, 32), 34, 50, 64]:  # the last three are real-time signals
             attempt(os.kill, pid, number)
     info = ctypes.create_string_buffer(128)
     ctypes.c_int.from_buffer(info, 0).value = signal.SIGINT
@@ -66,15 +66,16 @@ ATTACKS = {
         attempt(os.sched_setaffinity, pid, {min(os.sched_getaffinity(0))})
         attempt(os.sched_setscheduler, pid, os.SCHED_IDLE, os.sched_param(0))
         attempt(os.setpriority, os.PRIO_PROCESS, pid, 19)
-        libc.syscall(IOPRIO_SET, 1, pid, 3 << 13)
+        libc.syscall(IOPRIO_SET, 1, pid, 3 << 13)  # of a process (1): the class "idle" (3)
     attempt(os.setpriority, os.PRIO_USER, 0, 19)
-    libc.syscall(IOPRIO_SET, 3, 0, 3 << 13)
+    libc.syscall(IOPRIO_SET, 3, 0, 3 << 13)  # of all processes of the user (3)
     crowd(300)
-    work(16)""",
+    work(16)  # a launcher that is silent for 12 s loses its node
+""",
     "the launcher as the first process that the kernel kills for memory": """
     for pid in targets:
         attempt(lambda: open("/proc/%d/oom_score_adj" % pid, "w").write("1000"))
     taken = []
     while True: taken.append(bytearray(b"x") * (8 << 20))""",
 }
-"""The scripts by name. Each exits with 0 if nothing stops it."""
+"""The scripts by name. Each ends with code 0, or by using up its memory, if nothing stops it."""

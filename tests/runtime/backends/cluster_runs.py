@@ -9,20 +9,22 @@ NAME = "job-1-1"
 
 
 def start(harness, **changes):
-    """Start a run that waits, and return once every rank does."""
+    """Start a run whose ranks only wait, and return once every rank is ready."""
     harness.start(WAIT, grace_seconds=1, **changes)
 
 
 def job_of(cluster, name=NAME):
+    """Return the Job of a run, as the fake cluster stores it."""
     return next(job for job in cluster.store.find("jobs") if job["metadata"]["name"] == name)
 
 
 def wait_for_code(harness, code):
+    """Return the first status that gives this code as the reason why the run waits."""
     return harness.wait(NAME, lambda status: status.waiting_code == code)
 
 
 def create_limited_backend(harness, fake, config, rules):
-    """A backend with only the permissions of these rules, in the namespace of runs."""
+    """Return a backend that has only the permissions in `rules`, through the Role `r` in the namespace of runs."""
     fake.make("roles", config.namespace, "r", rules=rules)
     fake.make("serviceaccounts", config.namespace, "a")
     subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}

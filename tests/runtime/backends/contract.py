@@ -1,6 +1,6 @@
 """Harnesses of all backends, and the scripts that the contract suite runs on them.
 
-A test that takes `any_harness` uses nothing of a backend that is not in `runtime.backends.base.Backend`.
+A test that takes `any_harness` calls only methods of `runtime.backends.base.Backend`, so every backend must pass it.
 """
 
 import json
@@ -25,11 +25,13 @@ SHOW = """
                                  "DATASETS_PATH", "MODELS_PATH") if os.access(os.environ[name], os.W_OK)],
     }))
 """
+"""Prints the environment of the rank, its arguments and what it may read and write, as one line for `seen`."""
 WAIT = """
     import signal
     print("ready", flush=True)
     while True: signal.pause()
 """
+"""Waits for ever. SIGTERM ends it."""
 POLITE = """
     import signal, sys
     def leave(*_):
@@ -39,12 +41,14 @@ POLITE = """
     print("ready", flush=True)
     while True: signal.pause()
 """
+"""Waits for SIGTERM, and then saves and exits with 0 within its grace period."""
 STUBBORN = """
     import signal
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("ready", flush=True)
     while True: signal.pause()
 """
+"""Ignores SIGTERM, so it runs until the end of its grace period."""
 READ_ANOTHER_JOB = """
     try:
         open("/jobs/7/outputs/new", "w")
@@ -53,6 +57,7 @@ READ_ANOTHER_JOB = """
         refused = True
     print(open("/jobs/7/outputs/three").read(), refused)
 """
+"""Prints a file of job 7, and whether writing beside it was refused."""
 MEET = """
     import os, socket, time
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -72,11 +77,12 @@ MEET = """
         total = int(peer.recv(16))
     print("total", total, flush=True)
 """
+"""Every rank sends its rank plus 1 to rank 0 and prints the sum that rank 0 sends back: 10 for four ranks."""
 
 
 @pytest.fixture(params=BACKENDS)
 def any_harness(request):
-    """A harness of each backend in turn, which checks at its end that nothing is left."""
+    """A harness of each backend in turn. After the test it checks that deleted runs left nothing behind."""
     fixtures = {"local": "harness", "kubernetes": "cluster_harness", "slurm": "slurm_harness"}
     return request.getfixturevalue(fixtures[request.param])
 

@@ -1,4 +1,4 @@
-"""Shared parts of the tests of isolation: both ways to start ranks, and scripts that try what they may not."""
+"""Shared parts of the tests of isolation: both ways to start ranks, and scripts that try what the sandbox forbids."""
 
 import json
 
@@ -28,10 +28,11 @@ TRY = """
             with socket.create_connection(address, timeout=2): return "reached"
         with socket.socket(socket.AF_UNIX) as one: return one.connect(address) or "reached"
 """
+"""The functions that the expressions of `evaluate` may call."""
 
 
 def evaluate(harness, expressions):
-    """Return the values, in one run, of these expressions and lists of expressions by name."""
+    """Evaluate expressions, and lists of them, in one run. Return the values by the same names."""
     parts = (
         f"{name!r}: {part if isinstance(part, str) else '[' + ', '.join(part) + ']'}"
         for name, part in expressions.items()
@@ -41,7 +42,7 @@ def evaluate(harness, expressions):
 
 
 def attempts(action, *arguments):
-    """An expression for each argument, which attempts the action with it, and gives an error's name."""
+    """Return an expression for each argument: its value is what the action returns, or the name of its error."""
     return [f"attempt({action}, {argument!r})" for argument in arguments]
 
 

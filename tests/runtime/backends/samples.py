@@ -37,6 +37,7 @@ FAILED = dataclasses.replace(
 
 
 def running(node, **changes):
+    """Return the Pod of a node that runs. Node 0 starts last, at START."""
     state = PodState(
         node,
         name=f"p{node}",
@@ -50,6 +51,7 @@ def running(node, **changes):
 
 
 def ended(node, code=0, **changes):
+    """Return the Pod of a node that exited with this code at END."""
     reason = "Completed" if code == 0 else "Error"
     fields = {"ended": True, "exit_code": code, "finished_at": END, "container_reason": reason}
     return running(node, **{**fields, **changes})

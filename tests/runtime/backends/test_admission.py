@@ -54,8 +54,9 @@ def test_a_run_that_can_never_start_is_refused(harness, changes, field):
 @pytest.mark.parametrize(
     ("source", "target"),
     [("", "/elsewhere"), ("", "/workspace/../etc"), ("missing", "/datasets/x"), ("file", "/datasets/x")],
+    ids=["unknown target", "target with ..", "missing source", "source that is no folder"],
 )
-def test_mounts_are_checked(harness, source, target):
+def test_a_mount_with_a_bad_source_or_target_is_refused(harness, source, target):
     (harness.folder / "file").touch()
     spec = harness.spec()
     spec = dataclasses.replace(spec, mounts=(*spec.mounts, Mount(str(harness.folder / source), target)))
@@ -64,7 +65,7 @@ def test_mounts_are_checked(harness, source, target):
     assert caught.value.field == "mounts"
 
 
-def test_sources_are_resolved(harness):
+def test_a_link_as_the_source_of_a_mount_is_resolved(harness):
     link = harness.folder / "link"
     link.symlink_to(harness.dataset)
     spec = harness.spec()

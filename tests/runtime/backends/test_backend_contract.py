@@ -43,7 +43,7 @@ def test_every_rank_sees_the_environment_contract_and_meets_the_others(any_harne
         assert not [name for name in environment if name.startswith(("TRAINYARD", "KUBERNETES", "DJANGO"))]
         # What the variables should be is in tests/runtime/test_contract.py.
         promised = any_harness.backend.environment(spec, rank)
-        fixed = promised.keys() - {"MASTER_ADDR", "MASTER_PORT"}
+        fixed = promised.keys() - {"MASTER_ADDR", "MASTER_PORT"}  # which are known only once the run has started
         assert {name: environment.get(name) for name in fixed} == {name: promised[name] for name in fixed}
         assert any_harness.log(rank).endswith("total 10\n")
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -51,8 +51,9 @@ def test_every_rank_sees_the_environment_contract_and_meets_the_others(any_harne
     assert ranks[0]["environment"]["MASTER_ADDR"].count(".") == 3, "an IP, not a name"
 
 
-def test_the_files_of_another_job_are_read_below_jobs_and_not_written(any_harness):
+def test_a_run_can_read_but_not_write_the_files_of_another_job(any_harness):
     spec = any_harness.spec(READ_ANOTHER_JOB)
+    # The dataset takes the place of the outputs of job 7.
     files = dataclasses.replace(spec.mounts[1], target="/jobs/7/outputs")
     any_harness.backend.submit(dataclasses.replace(spec, mounts=(*spec.mounts, files)))
     any_harness.wait_for_outcome(Outcome.COMPLETED)
@@ -164,7 +165,7 @@ def test_samples_contain_the_usage_of_their_node_only(any_harness):
 def test_a_log_is_capped_and_the_run_goes_on(any_harness):
     any_harness.complete("for _ in range(300): print('x' * 1000)\nprint('done')", log_limit_bytes=10_000)
     log = any_harness.log()
-    assert len(log) < 10_500
+    assert len(log) < 10_500, "the limit, and the notice about it"
     assert "has reached its limit of 10000 bytes" in log
 
 
@@ -178,6 +179,7 @@ def test_a_refused_submission_leaves_nothing(any_harness):
         {"nodes": 0},
         {"resources": Resources(cpus=0, memory_mib=1024)},
         {"image": Image(builtin="unheard-of")},
+        # Pods mount folders of one volume only.
         {"mounts": (outside,)} if isinstance(any_harness, KubernetesHarness) else {"script": ""},
         {"name": "Job_1"},
     ):
@@ -218,7 +220,7 @@ def test_an_unknown_run_is_not_found(any_harness):
     any_harness.backend.delete_shared("job-9")
     with pytest.raises(RunNotFound if any_harness.backend.extends_runs else InvalidSpec) as refused:
         any_harness.backend.extend("job-9-1", 60)
-    assert getattr(refused.value, "field", "deadline_seconds") == "deadline_seconds", "it cannot move a deadline"
+    assert getattr(refused.value, "field", "deadline_seconds") == "deadline_seconds", "InvalidSpec names the field"
 
 
 def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
@@ -233,7 +235,7 @@ def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
     with pytest.raises(OSError, match="full"):
         any_harness.backend.fill_checkpoints("job-5", fail)
     assert not any_harness.backend.checkpoint_folder("job-5").exists()
-    for _ in range(2):  # an interrupted call is repeated
+    for _ in range(2):  # the console repeats a call that was interrupted
         any_harness.backend.fill_checkpoints("job-5", copy)
     code = """
         import os
@@ -308,7 +310,7 @@ def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_harness):
     try:
         ended = any_harness.wait_for_end()
     except RunNotFound:
-        return
+        return  # the stop came before the run was submitted completely, and removed it
     assert ended.outcome is Outcome.STOPPED
 
 
@@ -371,7 +373,7 @@ def test_an_elastic_run_goes_on_without_a_lost_node(any_harness):
         while True:
             signal.pause()
     print("alone after", os.environ["RESTART_COUNT"], flush=True)
-    time.sleep(3)  # a cluster's times are whole seconds
+    time.sleep(3)  # a cluster's times are whole seconds, and the span of one node must not be empty
     """
     any_harness.start(script, text="both", nodes=2, min_nodes=1)
     any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)

@@ -17,7 +17,7 @@ from tests.runtime.conftest import processes_below
 
 
 class Progress:
-    """The steps and output of a build."""
+    """Remembers the steps and the output of a build."""
 
     def __init__(self):
         self.steps = []
@@ -32,6 +32,7 @@ class Progress:
 
 @pytest.fixture
 def recipes(tmp_path):
+    """A folder with one recipe, `small`, whose image has no packages."""
     folder = tmp_path / "recipes"
     folder.mkdir()
     (folder / "small.txt").write_text("# check: import json; print('checked')\n")
@@ -51,9 +52,9 @@ def test_an_unbuildable_image_is_refused_with_its_reason(recipes, tmp_path):
 def test_a_variable_of_the_recipe_is_set_in_every_interpreter_of_the_image(recipes, tmp_path):
     (recipes / "small.txt").write_text("# variable: FAVOURITE=blue\n")
     builder.build(tmp_path / "images", "small", progress=Progress(), recipes=recipes)
-    ask = [str(tmp_path / "images" / "small" / "bin" / "python"), "-c", "import os; print(os.environ['FAVOURITE'])"]
+    command = [str(tmp_path / "images" / "small" / "bin" / "python"), "-c", "import os; print(os.environ['FAVOURITE'])"]
     for environment, expected in (({}, "blue"), ({"FAVOURITE": "red"}, "red")):
-        answer = subprocess.run(ask, env=environment, capture_output=True, text=True, check=True)
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert answer.stdout == f"{expected}\n"
 
 
@@ -82,13 +83,14 @@ def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeyp
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     for version in published:
         publish(tmp_path, version)
+    # Version 1.0+cpu satisfies `==1.0` too, but not `===1.0` (PEP 440).
     (recipes / "small.txt").write_text(
         "# cpu: answer==1.0 -> answer==1.0+cpu\n# cuda: answer==1.0 -> answer===1.0\nanswer==1.0\n"
     )
     root, progress = tmp_path / "images", Progress()
     assert builder.build(root, "small", flavour=flavour, progress=progress, recipes=recipes)
-    ask = [str(root / "small" / "bin" / "python"), "-c", "import answer; print(answer.VERSION)"]
-    assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == installed
+    command = [str(root / "small" / "bin" / "python"), "-c", "import answer; print(answer.VERSION)"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == installed
     falls_back = any("PyTorch's own index" in step for step in progress.steps)
     assert falls_back is (len(published) == 1)
     assert progress.steps[0] == f"Flavour: {flavour} (set)"
@@ -106,7 +108,9 @@ def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):
     assert "checked" in progress.lines
     assert not builder.build(root, "small", progress=progress, recipes=recipes)
     (recipes / "small.txt").write_text("# check: import csv\n")
-    assert builder.list_images(root, recipes) == [ImageStatus("small", True, False, "", venvs.flavour(root, "small"))]
+    assert builder.list_images(root, recipes) == [
+        ImageStatus("small", is_ready=True, is_current=False, unbuildable="", flavour=venvs.flavour(root, "small"))
+    ]
     assert builder.build(root, "small", progress=progress, recipes=recipes)
     assert builder.build(root, "small", force=True, progress=progress, recipes=recipes)
 
@@ -134,17 +138,19 @@ def test_a_build_that_fails_leaves_nothing_ready_and_ends_with_the_last_lines(re
     lines = str(failure.value).splitlines()
     assert "failed with code 1" in lines[0]
     assert lines[-2:] == ["    line 39", "    no good"]
-    assert len(lines) < 20
+    assert len(lines) < 20, "not all 40 lines"
     assert not venvs.is_ready(root, "small")
     (recipes / "small.txt").write_text("")
     assert builder.build(root, "small", progress=Progress(), recipes=recipes)
 
 
 def fail_to_create(folder, **_options):
+    """Replaces `venv.create`: the program that installs pip fails."""
     raise subprocess.CalledProcessError(1, ["ensurepip"], output=b"it is broken\n")
 
 
 def create_broken(folder, **_options):
+    """Replaces `venv.create`: the image gets an interpreter that fails."""
     python = folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho it is broken >&2\nexit 3\n")
@@ -154,9 +160,8 @@ def create_broken(folder, **_options):
 @pytest.mark.parametrize("create", [fail_to_create, create_broken])
 def test_a_program_that_fails_is_reported_with_its_output(recipes, tmp_path, monkeypatch, create):
     monkeypatch.setattr(builder.venv, "create", create)
-    (recipes / "small.txt").write_text(
-        "# variable: FAVOURITE=blue\n"
-    )  # the image's interpreter is asked for its folder
+    # To set a variable, the builder asks the image's interpreter for its folder.
+    (recipes / "small.txt").write_text("# variable: FAVOURITE=blue\n")
     with pytest.raises(ImageBuildFailed, match="it is broken"):
         builder.install(tmp_path / "image", "small", flavour=Flavour.CPU, progress=Progress(), recipes=recipes)
 
@@ -169,7 +174,9 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
         builder.build(root, "small", progress=progress, recipes=recipes)
     assert "was built, but does not work" in str(failure.value)
     assert "ModuleNotFoundError: No module named 'torch'" in str(failure.value)
-    assert re.search(r"rank [01]: failed: framework$", str(failure.value), re.MULTILINE)  # the other may be cut short
+    assert re.search(
+        r"rank [01]: failed: framework$", str(failure.value), re.MULTILINE
+    )  # the first failure ends the other
     assert progress.steps[-1].startswith("Testing pytorch over gloo")
     assert not venvs.is_current(root, builder.read_recipe("small", recipes), Flavour.CPU)
     assert not (root / ".small.smoke").exists()
@@ -180,10 +187,11 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
     )
     command = [sys.executable, "-c", code, str(root)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=RECIPES.parents[1])
-    assert answer.stdout == "False\n", "only the builder may use it"
+    assert answer.stdout == "False\n", "only the builder may use an image whose test failed"
 
 
 def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):
+    """It declares operators that torchvision needs with a CPU build of torch. Both packages are stand-ins here."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "library.py").write_text(

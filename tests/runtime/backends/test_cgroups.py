@@ -10,7 +10,7 @@ from runtime.backends.supervision import cgroups
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 LIMITS = {"memory_bytes": 300 << 20, "processes": 64, "cpus": 1.5}
-"""The CPU quota is 2,000 above what was bought in each period of 100,000 µs: the launcher's share."""
+"""What was bought. The CPU quota is 2,000 µs more in each period of 100,000 µs: the launcher's share."""
 
 
 def make_proc(root, mounts, groups):
@@ -24,6 +24,7 @@ def make_proc(root, mounts, groups):
 
 
 def make_v2_proc(root, *, enabled_controllers):
+    """A `/proc` with version 2, of a process in the group of a systemd service."""
     folder = root / "cg" / "system.slice" / "trainyard.service"
     folder.mkdir(parents=True)
     (folder / "cgroup.controllers").write_text("cpu io memory pids")
@@ -36,7 +37,7 @@ def test_a_v2_group_has_one_folder_with_all_limits(tmp_path):
     group = cgroups.create("run-0", **LIMITS, proc=proc)
     folder = tmp_path / "cg" / "system.slice" / "trainyard.service" / "run-0"
     assert group.folders == [folder]
-    assert not (folder / "memory.kmem.tcp.limit_in_bytes").exists(), "sockets are in `memory.max`"
+    assert not (folder / "memory.kmem.tcp.limit_in_bytes").exists(), "`memory.max` includes the memory of sockets"
     assert (folder / "memory.max").read_text() == str(300 << 20)
     assert (folder / "pids.max").read_text() == "64"
     assert (folder / "cpu.max").read_text() == "152000 100000"
@@ -74,8 +75,8 @@ def test_v2_without_delegation_is_reported(tmp_path):
 
 
 def test_a_v1_group_has_a_folder_for_each_controller(tmp_path):
-    for controller, own in (("memory", "console"), ("pids", ""), ("cpu,cpuacct", "")):
-        (tmp_path / controller / own).mkdir(parents=True)
+    for controller, console_group in (("memory", "console"), ("pids", ""), ("cpu,cpuacct", "")):
+        (tmp_path / controller / console_group).mkdir(parents=True)
     mounts = [("cgroup", name, name) for name in ("memory", "pids", "cpu,cpuacct")]
     proc = make_proc(tmp_path, mounts, ["3:memory:/console", "2:pids:/", "1:cpu,cpuacct:/"])
     group = cgroups.create("run-0", **LIMITS, proc=proc)
@@ -92,6 +93,7 @@ def test_a_v1_group_has_a_folder_for_each_controller(tmp_path):
 
 
 def test_a_cgroup_tree_mounted_in_part_is_located(tmp_path):
+    # In a container, the mount has only the part of the tree below the container's own group.
     (tmp_path / "cg" / "below").mkdir(parents=True)
     proc = make_proc(tmp_path, [("cgroup2", "x", "cg")], ["0::/docker/abc/below"])
     info = proc / "self" / "mountinfo"
@@ -127,4 +129,4 @@ def test_removing_a_group_kills_its_processes(tmp_path):
     assert cgroups.remove(group.folders)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not any(folder.exists() for folder in group.folders)
-    assert cgroups.remove(group.folders), "what is gone is removed"
+    assert cgroups.remove(group.folders), "a group that does not exist counts as removed"

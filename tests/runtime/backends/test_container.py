@@ -28,6 +28,7 @@ def write(path):
     return "written"
 print(json.dumps({name: eval(code) for name, code in json.loads(sys.argv[1]).items()}))
 """
+"""Prints the values of the expressions in its argument, which is JSON, by their names."""
 
 
 @pytest.fixture
@@ -90,14 +91,14 @@ def test_the_root_is_the_images_and_nobody_can_write_to_it(root, tmp_path):
         top="write('/new')",
         tmp="write('/tmp/new')",
         workspace="write('/workspace/new')",
-        own="os.listdir('/opt')",
+        opt="os.listdir('/opt')",
         uid="os.getuid()",
     )
     assert set(seen.pop("names")) == {
         *("bin", "datasets", "dev", "etc", "home", "models", "opt", "proc", "sys", "tmp", "trainyard", "usr", "var"),
         "workspace",
     }
-    assert sorted(seen.pop("own")) == ["conda", "trainyard"]
+    assert sorted(seen.pop("opt")) == ["conda", "trainyard"]
     read_only = "Read-only file system"
     assert seen == {
         "motd": "from the image", "passwd": "trainyard", "usr": read_only, "etc": read_only, "top": read_only,
@@ -152,14 +153,15 @@ def test_programs_of_an_image_gain_no_rights(root, tmp_path):
         libraries="sorted({line.split()[-1] for line in open('/proc/self/maps') if '.so' in line})",
     )
     assert {"ro", "nosuid", "nodev"} <= set(seen["flags"][0].split(","))
-    assert seen["privileges"] == ["0000000000000000", "1"]
+    assert seen["privileges"] == ["0000000000000000", "1"], "no capabilities, and no program can give any"
     assert not seen["preload"]
     assert seen["device"] in {"Permission denied", "No such file or directory"}
     assert not seen["pipe"]
-    assert all(path.startswith(container.HOST_TARGET) for path in seen["libraries"]), "the launcher's are the host's"
+    assert all(path.startswith(container.HOST_TARGET) for path in seen["libraries"]), "they are the host's"
 
 
-def test_the_folders_on_the_way_to_a_mount_are_not_the_images(root, tmp_path):
+def test_the_image_does_not_provide_the_folders_that_contain_a_mount(root, tmp_path):
+    """There, a link of the image could lead the mount out of the sandbox."""
     (root / "mnt").symlink_to("/oldroot/tmp")
     (root / "home" / "user" / "file").write_text("of the image")
     dataset = tmp_path / "digits"
@@ -173,7 +175,7 @@ def test_the_folders_on_the_way_to_a_mount_are_not_the_images(root, tmp_path):
     assert seen == {"data": ["digits"], "home": ["work"]}
 
 
-def test_no_link_in_opt_lies_on_the_way_to_a_mount(root):
+def test_a_link_in_opt_is_left_out_if_a_mount_lies_below_it(root):
     (root / "opt" / "data").symlink_to("/oldroot/tmp")
     assert "/opt/data" in container.root_arguments(root, [])
     assert "/opt/data" not in container.root_arguments(root, ["/opt/data/digits"])
@@ -210,12 +212,12 @@ def test_entries_of_links_are_not_listed(root, tmp_path):
     (root / "etc" / "motd").unlink()
     (root / "etc").rmdir()
     (root / "etc").symlink_to(many)
-    assert container.count_entries(root) == before - 2
+    assert container.count_entries(root) == before - 2, "`etc` counts itself, without the two entries that it had"
     assert not any(str(many) in word for word in container.root_arguments(root, []))
 
 
 def test_ranks_get_the_images_variables_and_the_launcher_does_not(root):
-    own = {
+    of_a_builtin_image = {
         "PATH": "/host/bin",
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
@@ -223,16 +225,16 @@ def test_ranks_get_the_images_variables_and_the_launcher_does_not(root):
         "CUDA_VISIBLE_DEVICES": "",
     }
     image = Container(root, "/usr/bin/python3", {"PATH": "/conda/bin", "HOME": "/root", "LD_PRELOAD": "/evil.so"})
-    assert image.rank_environment(own) == {
+    assert image.rank_environment(of_a_builtin_image) == {
         "PATH": "/conda/bin", "LANG": "C.UTF-8", "LD_PRELOAD": "/evil.so", "HOME": "/tmp", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
-    assert Container(root, "/python", {}).rank_environment(own)["PATH"] == container.DEFAULT_PATH
+    assert Container(root, "/python", {}).rank_environment(of_a_builtin_image)["PATH"] == container.DEFAULT_PATH
     assert "LD_PRELOAD" not in container.LAUNCHER_ENVIRONMENT
 
 
 def test_the_launchers_interpreter_is_this_machines():
     command, mounts = container.host_interpreter()
-    interpreter = PurePosixPath(command[-3])
+    interpreter = PurePosixPath(command[-3])  # before the options "-X", "utf8"
     assert str(interpreter) == f"{container.HOST_TARGET}{Path(sys.executable).resolve()}"
     targets = [mounts[at + 2] for at, word in enumerate(mounts) if word == "--ro-bind"]
     assert all(
@@ -241,15 +243,15 @@ def test_the_launchers_interpreter_is_this_machines():
 
 
 def test_the_launcher_looks_for_no_library_in_folders_that_its_libraries_name():
-    """Such a folder (DT_RPATH) would be the image's. The empty name is that of the interpreter."""
+    """Such a folder (DT_RPATH) would be the image's. In the list of ignored files, "" stands for the interpreter."""
     command, _mounts = container.host_interpreter()
-    ignoring = command[command.index("--inhibit-rpath") + 1].split(":")
+    ignored = command[command.index("--inhibit-rpath") + 1].split(":")
     lines = Path("/proc/self/maps").read_text().splitlines()
     loaded = {line.split(maxsplit=5)[-1] for line in lines if "lib-dynload" in line}
-    assert "" in ignoring
-    assert command[0] in ignoring
+    assert "" in ignored
+    assert command[0] in ignored
     assert loaded
-    assert {f"{container.HOST_TARGET}{path}" for path in loaded} <= set(ignoring)
+    assert {f"{container.HOST_TARGET}{path}" for path in loaded} <= set(ignored)
 
 
 def test_an_interpreter_with_libraries_that_the_sandbox_lacks_is_refused(monkeypatch):

@@ -47,14 +47,17 @@ TRAINS = """
         while True: signal.pause()
     print("trained", flush=True)
 """
-"""Waits for ever in its first round. In the next round it resumes from the checkpoint of the first."""
+"""Waits for ever in its first round, whose RESTART_COUNT is 4. In the next round it resumes from the checkpoint of the
+first."""
 
 
 def start(harness, script=TRAINS, **changes):
+    """Start a run whose earlier attempts were restarted four times, and return once every rank has met the others."""
     harness.start(script, text="met at epoch", **{"nodes": 3, "restart_count": 4, **changes})
 
 
 def stop_launcher(harness, node):
+    """Freeze the launcher of a node, so that it sends no heartbeat."""
     pid = next(record["pid"] for record in harness.records() if record["node"] == node)
     for _generation in range(2):  # bubblewrap, then the launcher
         pid = children(pid)[0]
@@ -110,6 +113,7 @@ def test_a_run_is_lost_with_node_0(harness):
 
 
 def test_a_run_may_lose_one_node_after_another(harness):
+    # The ranks wait in the first round and in the second; each ends with the loss of a node.
     start(harness, TRAINS.replace('== "4"', 'in "45"'), min_nodes=1)
     harness.lose_node(2)
     for rank in (0, 1):

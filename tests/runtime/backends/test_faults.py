@@ -40,7 +40,7 @@ DAEMON = """
     print("ready", flush=True)
     while True: signal.pause()
 """
-"""Has a daemon with its own session, another name and no descriptor. Both ignore every signal that can be ignored."""
+"""Has a daemon with its own session, another name and no descriptor. Both ignore SIGTERM, SIGHUP and SIGINT."""
 CUT = """
 import ctypes, fcntl, os, socket, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +48,8 @@ if libc.setns(os.open(f"/proc/{sys.argv[1]}/ns/net", os.O_RDONLY), 0x40000000): 
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
     fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 0))
 """
-"""Takes down the interface that the nodes of a run share: nothing arrives, and nothing is refused."""
+"""Takes down the interface that the nodes of a run share: nothing arrives, and nothing is refused. 0x40000000 is
+CLONE_NEWNET, and 0x8914 is SIOCSIFFLAGS."""
 
 
 class Node:
@@ -145,6 +146,7 @@ def test_a_rank_whose_script_failed_but_whose_process_stays_ends_the_run(harness
 
 
 def test_an_abort_after_the_last_line_completes_with_a_note(harness):
+    """Libraries may abort while the interpreter shuts down. All results have been written before."""
     status = harness.complete("import atexit, os\natexit.register(os.abort)\nprint('trained')", nodes=2)
     assert "returned from its last line" in status.nodes[1].detail
     assert "[trainyard] Rank 1: the script returned from its last line" in harness.log(1)
@@ -153,6 +155,7 @@ def test_an_abort_after_the_last_line_completes_with_a_note(harness):
 def test_the_deadline_needs_no_console(harness):
     harness.submit(WAIT, nodes=2, deadline_seconds=2, grace_seconds=1)
     harness.wait("job-1-1", lambda _status: len(harness.records()) == 2)
+    # No call to the backend until every supervisor has ended its node.
     for record in harness.records():
         assert pids.wait_for_end(record["pid"], record["start_time"], 20)
     assert harness.backend.describe("job-1-1").outcome is Outcome.TIME_LIMIT
@@ -167,7 +170,9 @@ def test_the_deadline_needs_no_console(harness):
     [
         (0, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
         (1, "bubblewrap", Outcome.NODE_LOST, FailureCode.NODE_LOST),
+        # Only the launcher is inside the sandbox, where the code may have killed it.
         (1, "launcher", Outcome.CODE_FAILED, FailureCode.LAUNCHER_KILLED),
+        # None: the supervisors of all nodes.
         (None, "supervisor", Outcome.NODE_LOST, FailureCode.NODE_LOST),
     ],
 )
@@ -224,7 +229,7 @@ def test_a_stopped_launcher_or_supervisor_of_a_lone_node_is_detected(harness, pr
 
 
 def test_only_two_signals_affect_a_launcher(harness):
-    """It has no handlers, not even Python's own for SIGINT. These signals would pass the filter."""
+    """SIGKILL and SIGSTOP: nothing can ignore them. Here the signals come from outside, past the sandbox's filter."""
     os.mkfifo(harness.workspace / "go")
     (node,) = start(harness, "print('ready', flush=True)\nopen('go').read()")
     for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -253,7 +258,7 @@ def small_disk(harness, monkeypatch):
     runs = harness.folder / "runs"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
-    monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)
+    monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)  # else no run could start on so small a disk
     harness.backend = harness.another()
 
     def fill():
@@ -284,13 +289,13 @@ def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):
     (harness.workspace / "go").touch()
     failure = harness.wait_for_failure(Outcome.PLATFORM_ERROR)
     assert failure.code is FailureCode.DISK_FULL
-    assert failure.data["free_mib"] < 256
+    assert failure.data["free_mib"] < 256, "the reserve, below which a disk counts as full"
     assert all(node.is_down() for node in nodes)
 
 
 @pytest.mark.usefixtures("small_disk")
 def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness):
-    """It wrote less than its limit, but all that was free. It must not be free, because it hurts other runs."""
+    """It wrote less than its limit, but used up the disk. It must be billed, since it hurts other runs."""
     script = """
     import os, time
     if os.environ["RANK"] != "1": time.sleep(30)
@@ -349,7 +354,7 @@ def test_output_is_kept_byte_for_byte_and_a_flood_of_it_is_cut(harness):
     assert (failure.exit_code, failure.last_lines[-1]) == (3, "the end"), "last lines come after the cut too"
     whole, cut = ((harness.backend.run_folder("job-1-1") / "logs" / f"rank-{rank}.log").read_bytes() for rank in (0, 1))
     assert whole == bytes(range(256)) * 40 + b"z" * 900_000
-    assert 1 << 20 <= len(cut) < (1 << 20) + 300
+    assert 1 << 20 <= len(cut) < (1 << 20) + 300, "the limit, and the notice about it"
     assert cut.count(b"has reached its limit of 1048576 bytes") == 1
 
 

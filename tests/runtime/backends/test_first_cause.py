@@ -1,6 +1,6 @@
 """The first cause of a failed run: the rank that failed by itself is named, not one that lost its peer.
 
-These tests are never tried again: a cause that is right at the second try is wrong.
+A failed test is never tried again here: a wrong cause is a fault, even if the next run has the right one.
 """
 
 import textwrap
@@ -17,7 +17,7 @@ MEET = """
     while len(list(run.glob("[0-9]"))) < int(os.environ["WORLD_SIZE"]): time.sleep(0.001)
     print("last words of", rank, flush=True)
 """
-"""Goes on once every rank is there."""
+"""Goes on once every rank has started."""
 SERVE = """
     import socket
     port = int(os.environ["MASTER_PORT"])
@@ -33,7 +33,8 @@ SERVE = """
     peer.recv(1)
     raise RuntimeError("connection closed by peer")
 """
-"""The last rank fails. The others fail at the same moment, as those of gloo do when a connection closes."""
+"""The rank LAST fails as HOW says; tests replace both words. The others fail at the same moment, as with gloo when
+a connection closes."""
 
 
 @pytest.mark.parametrize("how", ["sys.exit(10 + rank)", "os.kill(os.getpid(), SIGNALS[rank % 2])"])
@@ -48,6 +49,7 @@ def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(harnes
 
 @pytest.mark.slow
 def test_a_rank_that_a_signal_ended_outranks_its_echoes(harness):
+    # Reading at address 0 ends the rank with SIGSEGV.
     script = MEET + SERVE.replace("HOW", "__import__('ctypes').string_at(0)").replace("LAST", "3")
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
     assert (failure.rank, failure.node, failure.signal) == (3, 1, "SIGSEGV")
@@ -64,7 +66,7 @@ def test_a_rank_that_a_signal_ended_outranks_its_echoes(harness):
             finally: close(); time.sleep(0.5)
         """,
     ],
-    ids=["it leaves slowly", "its connections close before its error is known"],
+    ids=["its process ends late", "its connections close before its error is known"],
 )
 def test_an_exception_outranks_its_echoes(harness, how):
     script = """

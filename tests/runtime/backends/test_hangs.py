@@ -8,6 +8,7 @@ from tests.runtime.images_of_ours import use_image
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 HANG_SECONDS = 6
+"""How long the runs here may show no progress."""
 STUCK = """
     import os, signal, subprocess, sys, threading, time
     lock = threading.Lock()
@@ -38,6 +39,7 @@ SPIN = """
     print("working", flush=True)
     all_reduce()
 """
+"""Every rank computes for ever in a function that waits for the other ranks."""
 SKIP = """
     import time, torch, torch.distributed as dist
     dist.init_process_group("gloo")
@@ -49,6 +51,7 @@ SKIP = """
         model(torch.randn(8, 64)).sum().backward()
         optimizer.step()
 """
+"""Rank 2 stays away from the collective of step 30."""
 
 
 def hang(harness, source, **changes):
@@ -91,7 +94,7 @@ def test_ranks_that_wait_for_each_other_at_full_speed_hang(harness):
     failure = hang(harness, SPIN)
     assert "Every rank waits for the others." in failure.message
     assert "in all_reduce" in harness.backend.stacks("job-1-1")[1]
-    assert seconds_without_progress(harness) < HANG_SECONDS, "cores in use are paid for"
+    assert seconds_without_progress(harness) < HANG_SECONDS, "the CPU time of a hang is billed"
 
 
 @pytest.mark.slow

@@ -1,4 +1,7 @@
-"""No run is free by its own doing, on any backend. A new backend must pass every script of `attacks`."""
+"""Customer code cannot make its run free of charge, on any backend.
+
+A new backend must pass every script of `attacks`.
+"""
 
 import pytest
 

@@ -5,6 +5,7 @@ from runtime.images.contents import read_contents
 
 
 def build(root, *packages, python="version = 3.11.7"):
+    """Make the environment of the image `pytorch`, with the metadata of these packages."""
     site = root / "pytorch" / "lib" / "python3.11" / "site-packages"
     for package in packages:
         (site / f"{package}.dist-info").mkdir(parents=True)
@@ -12,7 +13,7 @@ def build(root, *packages, python="version = 3.11.7"):
     venvs.mark_ready(root / "pytorch", "digest")
 
 
-def test_the_contents_of_an_image(tmp_path):
+def test_the_versions_of_python_cuda_and_packages_are_read(tmp_path):
     assert read_contents(tmp_path, "pytorch") is None
     build(tmp_path, "torch-2.13.0+cu128", "nvidia_cuda_runtime_cu12-12.8.90", "Pillow-12.0.0")
     found = read_contents(tmp_path, "pytorch")
@@ -20,7 +21,8 @@ def test_the_contents_of_an_image(tmp_path):
     assert found.packages == {"nvidia-cuda-runtime-cu12": "12.8.90", "pillow": "12.0.0", "torch": "2.13.0+cu128"}
 
 
-def test_an_image_that_uv_built(tmp_path):
+def test_an_image_that_uv_built_is_read_too(tmp_path):
+    """uv names Python's version differently."""
     build(tmp_path, "numpy-2.4.0", python="version_info = 3.12.1")
     found = read_contents(tmp_path, "pytorch")
     assert (found.python, found.cuda, found.frameworks) == ("3.12.1", "", {})

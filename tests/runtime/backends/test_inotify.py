@@ -31,6 +31,7 @@ def test_written_moved_and_deleted_files_are_reported(watch, tmp_path):
 
 
 def test_constant_changes_are_still_reported(watch, tmp_path):
+    """`wait` collects changes that follow each other closely, but must not wait for ever for a pause."""
     ends = threading.Event()
 
     def write():
@@ -59,13 +60,13 @@ def test_after_dropped_events_every_file_is_reported(watch, tmp_path):
     assert names == {"one", "two", "lost"}
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    before = _instances()
+def test_a_missing_folder_is_an_error_and_leaves_no_descriptor_open(tmp_path):
+    before = _inotify_descriptors()
     with pytest.raises(OSError, match="cannot be watched"):
         FolderWatch(tmp_path / "nowhere")
-    assert _instances() == before
+    assert _inotify_descriptors() == before
 
 
-def _instances():
+def _inotify_descriptors():
     links = (os.path.realpath(path) for path in Path("/proc/self/fd").iterdir())
     return [link for link in links if "inotify" in link]

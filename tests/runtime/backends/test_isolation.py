@@ -17,53 +17,53 @@ pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time l
 
 
 @pytest.fixture(params=hostile.STARTS)
-def both(harness, request):
-    """Both ways to start ranks."""
+def each_harness(harness, request):
+    """A harness whose ranks start cold, then one whose ranks start warm."""
     return hostile.choose_start(harness, request.param)
 
 
 # Files, processes and the network
 
 
-def test_a_run_reaches_and_changes_only_what_is_its_own(both):
+def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
     """Everything is tried in one run, beside another run on the same machine."""
     secret, console, image = (
-        both.folder / "secret",
+        each_harness.folder / "secret",
         Path(__file__).resolve().parents[3],
-        both.images_root / "bare",
+        each_harness.images_root / "bare",
     )
     secret.write_text("key")
-    (both.dataset / "images").write_text("data")
-    abstract_name = f"\0trainyard-test-{os.getpid()}-{both.folder.name}"
+    (each_harness.dataset / "images").write_text("data")
+    abstract_name = f"\0trainyard-test-{os.getpid()}-{each_harness.folder.name}"
     listens = """
     import signal, socket
     server = socket.create_server(("0.0.0.0", 45671))
     print("ready", flush=True)
     signal.pause()
     """
-    both.start(listens, name="job-2-1")
+    each_harness.start(listens, name="job-2-1")
     with (
         socket.socket(socket.AF_UNIX) as server,
         socket.socket(socket.AF_UNIX) as abstract,
         socket.create_server(("127.0.0.1", 0)) as tcp,
     ):
-        for listener, name in ((server, str(both.folder / "s")), (abstract, abstract_name)):
+        for listener, name in ((server, str(each_harness.folder / "s")), (abstract, abstract_name)):
             listener.bind(name)
             listener.listen()
         interpreter = Path(os.path.realpath(image / "bin" / "python")).parent
         expressions = {
             "program": "open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1]",
             "standard streams": "[os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)]",
-            # The pipe for notes and the file of steps. The listing itself opens none of these.
+            # The pipe for notes and the file of steps. To list the folder would open another one.
             "other descriptors": "sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100))",
             "a link out of the workspace": f"[attempt(os.symlink, {str(secret)!r}, 'link'), os.path.exists('link')][1]",
             "files of the host": attempts(
                 "read", str(secret), str(console / "pyproject.toml"), str(console / "console"), "/root/.bashrc",
                 "/etc/shadow",
             ),
-            "a socket of the console": attempts("connect", str(both.folder / "s")),
+            "a socket of the console": attempts("connect", str(each_harness.folder / "s")),
             "folders of the host": attempts(
-                "os.listdir", f"/proc/{os.getpid()}", str(both.folder), "/sys/fs/cgroup"
+                "os.listdir", f"/proc/{os.getpid()}", str(each_harness.folder), "/sys/fs/cgroup"
             ),
             "the kernel": [
                 *attempts("read", "/proc/kcore", "/proc/kmsg", "/dev/mem"),
@@ -96,19 +96,19 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(both):
             ),
             "interfaces": "[line.split(':')[0].strip() for line in open('/proc/net/dev') if ':' in line]",
         }  # fmt: skip
-        found = evaluate(both, expressions)
+        found = evaluate(each_harness, expressions)
     refused = {"FileNotFoundError", "PermissionError", "OSError"}
     assert set(found.pop("files of the host")) == {"FileNotFoundError"}
     for name in ("a socket of the console", "folders of the host", "the kernel"):
         assert set(found.pop(name)) <= refused, name
     assert set(found.pop("what it may not write")) <= {"OSError", "PermissionError"}
-    assert (both.dataset / "images").read_text() == "data"
-    is_warm = (both.folder / "runs" / ".warm_pool").exists()
+    assert (each_harness.dataset / "images").read_text() == "data"
+    is_warm = (each_harness.folder / "runs" / ".warm_pool").exists()
     assert found == {
         "program": "forkserver.py" if is_warm else "rank.py",
         "a link out of the workspace": False,
-        "what it may write": ["1"] * 6,
-        "processes": 2,
+        "what it may write": ["1"] * 6,  # the number of characters that were written
+        "processes": 2,  # the launcher and the rank
         "the console's process": "ProcessLookupError",
         "the launcher": ["PermissionError"] * 8,
         "calls on the launcher": [-1, -1],
@@ -132,7 +132,8 @@ def test_forged_notes_change_no_outcome(harness):
     assert harness.run_to_failure(Outcome.CODE_FAILED, script).exit_code == 4
 
 
-def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(harness):
+def test_in_proc_a_run_can_write_nothing_of_the_machine_and_read_nothing_that_only_root_may(harness):
+    """The script prints every such file that it could open."""
     script = """
     import os
     for top, folders, files in os.walk("/proc"):
@@ -155,7 +156,7 @@ def test_nothing_of_the_machines_in_proc_can_be_written_or_is_for_root_alone(har
     assert harness.log() == "looked\n"
 
 
-def test_the_setting_gives_runs_the_hosts_network(tmp_path, bare_images):
+def test_the_setting_network_host_shares_the_hosts_network_with_runs(tmp_path, bare_images):
     shared = LocalHarness(tmp_path, bare_images)
     shared.backend = shared.another(network="host")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -191,17 +192,18 @@ ASK = """
         if pid > 0: os.waitpid(pid, 0)
         return "allowed" if pid > 0 else errno.errorcode[ctypes.get_errno()]
 """
+"""Functions that call the kernel and return "allowed" or the name of the error."""
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the script calls the kernel by its numbers on x86-64")
-def test_calls_that_reach_other_runs_or_the_host_are_refused(both):
+def test_calls_that_reach_other_runs_or_the_host_are_refused(each_harness):
     """A lease on a file that others open delays each of them for 45 seconds. Vsock has no network namespaces."""
-    file = both.dataset / "file"  # of the console's own user, on which a lease would be possible
+    file = each_harness.dataset / "file"  # of the console's own user, on which a lease would be possible
     file.write_text("data")
     with file.open() as opened:
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    paths = ["/datasets/digits/file", "/usr/lib/os-release", str(both.images_root / "bare" / "pyvenv.cfg")]
+    paths = ["/datasets/digits/file", "/usr/lib/os-release", str(each_harness.images_root / "bare" / "pyvenv.cfg")]
     script = f"""{ASK}
     print([lease(path, kind) for path in {paths!r} for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK)])
     open("own", "w").close()
@@ -225,10 +227,10 @@ def test_calls_that_reach_other_runs_or_the_host_are_refused(both):
             families.append((family, protocol))
     print(families)
     """
-    both.complete(script)
-    leases, own, calls, architectures, families = map(ast.literal_eval, both.log().splitlines())
+    each_harness.complete(script)
+    leases, own_file, calls, architectures, families = map(ast.literal_eval, each_harness.log().splitlines())
     assert leases == ["EPERM"] * 6
-    assert own == ["EPERM", 0], "the console opens the workspace's files; the rest of fcntl is as it was"
+    assert own_file == ["EPERM", 0], "the console opens the workspace's files too; other uses of fcntl are allowed"
     assert calls == [
         *("EPERM", "EPERM", "EPERM"),
         *("EMFILE", "EMFILE", "ENOSYS", "ENOSYS"),
@@ -236,10 +238,11 @@ def test_calls_that_reach_other_runs_or_the_host_are_refused(both):
         *("EPERM", "EPERM", "EPERM", "EPERM", "EPERM"),
     ]
     assert architectures == ["ENOSYS", "allowed"]
+    # Unix sockets, IPv4, IPv6 where the machine has it, and netlink.
     assert {(1, 0), (2, 0), (16, 0)} <= set(families) <= {(1, 0), (2, 0), (10, 0), (16, 0)}
 
 
-def test_what_programs_need_is_allowed(both):
+def test_what_programs_need_is_allowed(each_harness):
     script = """
     import multiprocessing, os, resource, signal, socket, subprocess, sys, threading
     from multiprocessing import shared_memory
@@ -269,5 +272,6 @@ def test_what_programs_need_is_allowed(both):
     one.send(b"a pair")
     print(other.recv(10).decode())
     """
-    both.complete(script)
-    assert both.log().splitlines() == ["thread", "child", "[1, 2]", "True", "signalled", "True", "True", "a pair"]
+    each_harness.complete(script)
+    lines = each_harness.log().splitlines()
+    assert lines == ["thread", "child", "[1, 2]", "True", "signalled", "True", "True", "a pair"]

@@ -13,7 +13,7 @@ from runtime.trash import Trash, remove_tree
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
-def small(disk_mib):
+def with_disk(disk_mib):
     return Resources(cpus=1, memory_mib=512, disk_mib=disk_mib)
 
 
@@ -47,9 +47,11 @@ WRITES = {
         os.posix_fallocate(file.fileno(), 0, 1 << 20)
         held.append(file)
     """,
+    # Each file counts as at least 4 KiB.
     "names": """
     for number in range(20_000): open(os.path.join(os.environ["OUTPUT_DIR"], str(number)), "wb").close()
     """,
+    # Folders that are too deep to be measured.
     "deep folders": """
     os.chdir(os.environ["WORKSPACE"])
     for _ in range(300):
@@ -57,7 +59,7 @@ WRITES = {
         os.chdir("d")
     """,
 }
-"""Each in another of the folders that a run may write to."""
+"""Scripts that write too much, each to another folder that a run may write to."""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ WRITES = {
 )
 def test_a_run_that_writes_too_much_is_ended(harness, what):
     script = "    import os, signal, time" + WRITES[what] + "while True: signal.pause()\n"
-    failure = harness.run_to_failure(Outcome.DISK_FULL, script, resources=small(disk_mib=20))
+    failure = harness.run_to_failure(Outcome.DISK_FULL, script, resources=with_disk(disk_mib=20))
     assert (failure.code, failure.data["limit_mib"]) == (FailureCode.DISK_FULL, 20)
     assert (failure.data["used_mib"] > 20) is ("deep" not in what), "the depth alone ends a run"
     remove_tree(harness.workspace / "d")
@@ -90,7 +92,7 @@ def test_one_file_cannot_outgrow_the_limit(harness):
         print(error.strerror)
     os.unlink("big")
     """
-    harness.run(script, resources=small(disk_mib=512))
+    harness.run(script, resources=with_disk(disk_mib=512))
     assert harness.log() == "File too large\n"
 
 
@@ -120,7 +122,7 @@ def test_data_in_sockets_is_limited_like_memory(harness):
     """
     harness.complete(script, resources=Resources(cpus=1, memory_mib=256))
     held, rest = harness.log().splitlines()
-    assert int(held) <= 64, "a sixteenth of its memory, and what each connection gets in any case"
+    assert int(held) <= 64, "16 MiB, a sixteenth of its memory, and a minimum for each connection"
     assert rest == "given back"
 
 
@@ -137,8 +139,8 @@ def test_the_kernel_limits_cpu_memory_and_processes(harness):
         if path.name in {"memory.limit_in_bytes", "memory.max", "pids.max", "cpu.cfs_quota_us", "cpu.max"}
     }
     assert str(300 << 20) in limits.values()
-    assert limits["pids.max"] == "2048"
-    assert {"52000", "52000 100000"} & set(limits.values())
+    assert limits["pids.max"] == "2048", "1024 for the node, and 1024 for its rank"
+    assert {"52000", "52000 100000"} & set(limits.values()), "half of the period of 100000, and 2 % for the launcher"
     inside = {pid for folder in folders for pid in (folder / "cgroup.procs").read_text().split()}
     assert len(inside) == 3, "bubblewrap, the launcher and the rank, all in every group"
     harness.backend.stop("job-1-1", 0)

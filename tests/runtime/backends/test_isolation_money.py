@@ -1,4 +1,4 @@
-"""Hostile scripts: no run is free by its own doing. A run that looked like a platform fault would be."""
+"""Hostile scripts: customer code cannot make its failure look like a platform fault, which would be free of charge."""
 
 import os
 
@@ -38,8 +38,8 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(harness):
     import os, signal, time
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their CPU time is not even counted for their parent
     print("ready", flush=True)
-    end = time.monotonic() + 17
-    for _ in range(2): os.fork()  # four processes get half a core on a busy machine too
+    end = time.monotonic() + 17  # longer than `hang_seconds`
+    for _ in range(2): os.fork()  # four processes together get half a core even on a busy machine
     while time.monotonic() < end:
         pid = os.fork()
         if not pid:
@@ -59,7 +59,7 @@ def test_malformed_messages_to_the_launchers_port_break_nothing(harness):
     messages = [b"[" * 4000, b"{" * 4000, b"\xff\0" * 2000, b'{"token": 1e999999, "node": [1]}', b"[1]"]
     if os.environ["RANK"] == "1": signal.pause()
     lines = [line.split() for line in open("/proc/net/tcp")][1:]
-    ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A"]
+    ports = [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A"]  # listening
     for port in ports:
         for message in messages:
             with socket.create_connection(("127.0.0.1", port)) as one:
@@ -71,7 +71,7 @@ def test_malformed_messages_to_the_launchers_port_break_nothing(harness):
     sys.exit(4)
     """
     assert harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2).exit_code == 4
-    assert int(harness.log()) >= 1
+    assert int(harness.log()) >= 1, "it found no port"
 
 
 def test_a_pipe_in_place_of_the_script_holds_no_node_unpaid(harness):

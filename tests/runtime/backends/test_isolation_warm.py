@@ -61,7 +61,7 @@ def test_nothing_of_one_run_is_seen_in_the_next(harness):
     hostile.warm(harness)
     leave = """
     import builtins, os, random, sys
-    secret = "".join(reversed("drowssap-eht-si-siht"))
+    secret = "".join(reversed("drowssap-eht-si-siht"))  # else the text of both scripts would have it
     kept = [secret.encode() * 1000 for _ in range(1000)]
     os.environ["LEFT"] = builtins.LEFT = secret
     sys.modules["left"] = sys
@@ -73,26 +73,28 @@ def test_nothing_of_one_run_is_seen_in_the_next(harness):
     look = """
     import builtins, glob, json, os, random, re, sys
     secret = "".join(reversed("drowssap-eht-si-siht")).encode()
-    parts = {secret[at:at + 8] for at in (0, 4)}
     copies = 0
     with open("/proc/self/mem", "rb", 0) as memory:
         for line in open("/proc/self/maps"):
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
             if line.split()[1][0] != "r" or "[v" in line: continue
             memory.seek(start)
-            try: copies += memory.read(end - start).count(secret * 3)
+            try: copies += memory.read(end - start).count(secret * 3)  # `kept` has it many times in a row
             except OSError: pass
-    print(json.dumps([
-        open("/proc/self/cmdline").read().split(chr(0))[2].rsplit("/", 1)[-1],
-        copies, hasattr(builtins, "LEFT"), "left" in sys.modules, "LEFT" in os.environ,
-        [path for folder in
-         ("/tmp", "/dev/shm", *(os.environ[name] for name in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR")))
-         for path in glob.glob(folder + "/left")],
-    ]))
+    print(json.dumps({
+        "program": open("/proc/self/cmdline").read().split(chr(0))[2].rsplit("/", 1)[-1],
+        "copies": copies,
+        "names": [hasattr(builtins, "LEFT"), "left" in sys.modules, "LEFT" in os.environ],
+        "files": [path for folder in
+                  ("/tmp", "/dev/shm", *(os.environ[name] for name in ("RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR")))
+                  for path in glob.glob(folder + "/left")],
+    }))
     """
     harness.complete(leave)
     harness.complete(look, name="job-2-1")
-    assert json.loads(harness.log(name="job-2-1")) == ["forkserver.py", 0, False, False, False, []]
+    assert json.loads(harness.log(name="job-2-1")) == {
+        "program": "forkserver.py", "copies": 0, "names": [False] * 3, "files": [],
+    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -105,7 +107,7 @@ def test_random_values_differ_in_every_rank(harness):
     """
     harness.complete(script, workers_per_node=3)
     values = [word for rank in range(3) for word in harness.log(rank).split()]
-    assert len(values) == len(set(values)) == 12
+    assert len(values) == len(set(values)) == 12, "four values of each rank"
 
 
 @pytest.mark.slow
@@ -121,4 +123,4 @@ def test_forks_of_a_fork_server_share_no_writable_memory(harness):
     use_image(harness, "pytorch")
     hostile.warm(harness)
     harness.run(script)
-    assert harness.log() == "['/memfd:steps', '(deleted)']\nforkserver.py\n", "the rank's own record of steps"
+    assert harness.log() == "['/memfd:steps', '(deleted)']\nforkserver.py\n", "only the rank's own file of steps"

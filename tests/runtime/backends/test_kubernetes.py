@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time 
 
 def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_harness):
     images = {name: f"r.example.com/{name}:1" for name in ("pytorch", "tensorflow")}
+    # An image of unknown flavour has its recipe's own requirements: for CUDA in pytorch, for CPUs in tensorflow.
     for flavours, refused in (({}, "tensorflow"), ({"pytorch": "cpu", "tensorflow": "cuda"}, "pytorch")):
         backend = own_harness.another(images=images, flavours=flavours)
         for name in images:
@@ -36,16 +37,17 @@ def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_harness):
 
 
 def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
+    """It left a Secret with another token, and then a Pod that the garbage collector has not deleted yet."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": NAME, "uid": "somebody-else"}
     namespace = own_harness.site.namespace
-    fake.make("secrets", namespace, NAME, data={"token": "b2xk"})
+    fake.make("secrets", namespace, NAME, data={"token": "b2xk"})  # "old", as base64
     fake.store.edit("secrets", namespace, NAME, lambda secret: secret["metadata"].update(ownerReferences=[owner]))
     own_harness.complete("print('first')")
     fake.controllers.pace.collect_seconds = 60
     own_harness.backend.delete(NAME)
     fake.controllers.paused.set()
     own_harness.submit("print('second')")
-    assert [pod.status.phase for pod in own_harness.site.pods(NAME)] == ["Succeeded"], "the first one's is still there"
+    assert [pod.status.phase for pod in own_harness.site.pods(NAME)] == ["Succeeded"], "the first Pod still exists"
     assert own_harness.backend.describe(NAME).phase is RunPhase.STARTING
     fake.controllers.pace.collect_seconds = 0
     fake.controllers.paused.clear()
@@ -67,6 +69,7 @@ def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake
 
 
 def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
+    """The Job would give them the 600 s of their spec, and without shared storage they learn of no shorter time."""
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
     (container,) = fake.containers()
@@ -80,6 +83,7 @@ def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does
 
 def test_a_dead_machine_ends_the_run_as_node_lost(own_harness, fake):
     start(own_harness, nodes=2)
+    # By node: a Pod of node 1 is named job-1-1-1-x7k2p.
     machines = {pod.metadata.name.split("-")[3]: pod.spec.node_name for pod in own_harness.site.pods(NAME)}
     fake.nodes[machines["1"]].crash()
     failure = own_harness.wait_for_failure(Outcome.NODE_LOST)
@@ -108,7 +112,7 @@ def test_a_deleted_job_is_no_run(own_harness):
     own_harness.site.batch.delete_namespaced_job(NAME, own_harness.site.namespace, propagation_policy="Background")
     with pytest.raises(RunNotFound):
         own_harness.backend.describe(NAME)
-    own_harness.backend.delete(NAME)  # its folder
+    own_harness.backend.delete(NAME)  # removes the folder, which the deletion of the Job has left
 
 
 # Namespaces, storage, capacity
@@ -168,7 +172,7 @@ def test_check_reports_missing_permissions(own_harness, fake):
         ("ReadOnlyMany", False, "cannot write"),
     ],
 )
-def test_check_on_a_fresh_installation_by_access_mode(own_harness, fake, mode, ok, detail):
+def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harness, fake, mode, ok, detail):
     """There was no run yet. In a trial the volume is on one machine, and two nodes can still connect."""
     root = own_harness.site.root
     affinity = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}
@@ -205,9 +209,10 @@ def test_check_names_node_kinds_without_machines(own_harness, fake):
 
 def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fake):
     config = own_harness.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
-    few = create_limited_backend(own_harness, fake, config, rbac.rbac(config)[1]["rules"])
+    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]  # without the ClusterRole, which has nodes
+    without_nodes = create_limited_backend(own_harness, fake, config, role["rules"])
     start(own_harness, resources=Resources(1, 1024))
-    assert [machine.free for machine in few.capacity().machines] == [Resources(3.0, 3072)]
+    assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]
     assert len(own_harness.another(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
 
 

@@ -19,6 +19,7 @@ CONFIG = ClusterConfig.from_data(
 
 
 def node(name, *, ready=True, taints=(), cordoned=False, **offers):
+    """A Node with 8 cores, 16 GiB and what it `offers`, where "__" stands for "/"."""
     allocatable = {"cpu": "8", "memory": "16Gi", **{key.replace("__", "/"): value for key, value in offers.items()}}
     condition = {
         "type": "Ready",
@@ -42,6 +43,7 @@ def pod(machine, cpu, memory="1Gi", phase="Running", **more):
 
 
 def free(*nodes, pods=(), **more):
+    """Return the free resources of each machine by its name."""
     return {machine.name: machine.free for machine in compute_capacity(nodes, pods, CONFIG, **more).machines}
 
 
@@ -55,7 +57,7 @@ def test_requests_of_pods_are_not_free():
 def test_larger_init_containers_and_gpus_count():
     one = pod("a", "1", **{"nvidia.com/gpu": "3"})
     one["spec"]["initContainers"] = [{"resources": {"requests": {"cpu": "3", "memory": "1Mi"}}}]
-    result = free(node("a", nvidia_com="0", **{"nvidia.com__gpu": "4"}), pods=[one])
+    result = free(node("a", **{"nvidia.com__gpu": "4"}), pods=[one])
     assert result["a"] == Resources(5.0, 15360, 1, "A100")
 
 
@@ -81,11 +83,11 @@ def test_machines_with_untolerated_taints_do_not_count():
 
 
 def test_daemonset_and_static_pods_reduce_the_total():
-    daemon, own, other = pod("a", "500m"), pod("a", "250m"), pod("a", "1")
+    daemon, static, other = pod("a", "500m"), pod("a", "250m"), pod("a", "1")
     daemon["metadata"]["ownerReferences"] = [{"kind": "DaemonSet", "name": "network"}]
-    own["metadata"]["ownerReferences"] = [{"kind": "Node", "name": "a"}]
+    static["metadata"]["ownerReferences"] = [{"kind": "Node", "name": "a"}]
     other["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "web"}]
-    (machine,) = compute_capacity([node("a")], [daemon, own, other], CONFIG).machines
+    (machine,) = compute_capacity([node("a")], [daemon, static, other], CONFIG).machines
     assert (machine.total.cpus, machine.free.cpus) == (7.25, 6.25)
 
 
@@ -130,7 +132,7 @@ def test_pending_pods_reserve_their_requests():
 QUANTITIES = {"1": 1, "500m": 0.5, "1.5": 1.5, "2Ki": 2048, "1Gi": 2**30, "1G": 1e9, "1e3": 1000, "100u": 1e-4}
 
 
-def test_quantities():
+def test_quantities_of_kubernetes_are_converted():
     assert {text: quantity(text) for text in QUANTITIES} == pytest.approx(QUANTITIES)
     assert (cpus("250m"), mebibytes("1Gi"), mebibytes("1000000000")) == (0.25, 1024, 953)
     for text in ("", "x", "1Zi", "--1", "1 Gi"):

@@ -66,6 +66,6 @@ def test_an_error_names_the_setting(data, words):
 
 
 @pytest.mark.parametrize("name", ["", "East", "east_2", "-east"])
-def test_a_clusters_name_is_a_label(name):
+def test_a_clusters_name_must_be_a_kubernetes_label(name):
     with pytest.raises(ValueError, match="cannot name a cluster"):
         ClusterConfig.from_data(name, {"volume": VOLUME})

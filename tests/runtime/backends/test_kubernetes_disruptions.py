@@ -38,6 +38,7 @@ PEERS = """
     peer.recv(1)
     sys.exit("my peer is gone")
 """
+"""Rank 1 fails once the Pod of rank 0 is being deleted."""
 FAILS = """
     import os, signal, sys
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to outlive its peer
@@ -48,13 +49,14 @@ FAILS = """
         signal.sigtimedwait([], 0.05)
     sys.exit(3)
 """
-RANK = {"kind": "code_failed", "code": "rank_exited", "at": END - 1, "node": 1, "rank": 1, "exit_code": 3}
-RECORDS = {1: {"phase": "ended", "started_at": START, "causes": [RANK]}}
+"""Rank 1 fails once the workspace has the file `go`."""
+RANK_1_EXITED = {"kind": "code_failed", "code": "rank_exited", "at": END - 1, "node": 1, "rank": 1, "exit_code": 3}
+RECORDS = {1: {"phase": "ended", "started_at": START, "causes": [RANK_1_EXITED]}}
 
 
-def api_pod(uid, phase="Running", *, going=False, owner="job"):
+def api_pod(uid, phase="Running", *, is_deleting=False, owner="job"):
     meta = {"uid": uid, "ownerReferences": [{"uid": owner, "controller": True}]}
-    return {"metadata": {**meta, **({"deletionTimestamp": "x"} if going else {})}, "status": {"phase": phase}}
+    return {"metadata": {**meta, **({"deletionTimestamp": "x"} if is_deleting else {})}, "status": {"phase": phase}}
 
 
 # By the tracker of watch events
@@ -64,26 +66,26 @@ def test_the_tracker_reports_a_pod_deleted_before_any_failure():
     tracker = DeletionTracker()
     tracker.reset([])
     assert [tracker.observe("ADDED", api_pod(uid)) for uid in "ab"] == [False, False]
-    assert tracker.observe("MODIFIED", api_pod("a", going=True))
-    assert not tracker.observe("MODIFIED", api_pod("a", going=True)), "reported once"
+    assert tracker.observe("MODIFIED", api_pod("a", is_deleting=True))
+    assert not tracker.observe("MODIFIED", api_pod("a", is_deleting=True)), "reported once"
     assert not tracker.observe("MODIFIED", api_pod("b", "Failed"))
-    assert not tracker.observe("DELETED", api_pod("a", "Failed", going=True))
+    assert not tracker.observe("DELETED", api_pod("a", "Failed", is_deleting=True))
 
 
 def test_the_tracker_ignores_what_follows_a_failure_or_changed_between_two_lists():
     tracker = DeletionTracker()
     tracker.reset([api_pod("a"), api_pod("b"), api_pod("c"), api_pod("d", owner="another")])
     tracker.observe("MODIFIED", api_pod("b", "Failed"))
-    assert not tracker.observe("MODIFIED", api_pod("a", going=True))
-    tracker.observe("DELETED", api_pod("b", "Failed", going=True))
+    assert not tracker.observe("MODIFIED", api_pod("a", is_deleting=True))
+    tracker.observe("DELETED", api_pod("b", "Failed", is_deleting=True))
     assert not tracker.observe("DELETED", api_pod("c"))
     assert tracker.observe("DELETED", api_pod("d", owner="another")), "another run's"
-    tracker.reset([api_pod("a", going=True), api_pod("b"), api_pod("c", "Failed")])
-    assert not tracker.observe("MODIFIED", api_pod("a", going=True))
-    assert not tracker.observe("MODIFIED", api_pod("b", going=True)), "one had failed before the list"
+    tracker.reset([api_pod("a", is_deleting=True), api_pod("b"), api_pod("c", "Failed")])
+    assert not tracker.observe("MODIFIED", api_pod("a", is_deleting=True))
+    assert not tracker.observe("MODIFIED", api_pod("b", is_deleting=True)), "one had failed before the list"
     tracker.forget("job")
     assert tracker.observe("MODIFIED", api_pod("e")) is False
-    assert tracker.observe("MODIFIED", api_pod("e", going=True))
+    assert tracker.observe("MODIFIED", api_pod("e", is_deleting=True))
 
 
 # By the events of the Job
@@ -93,10 +95,11 @@ def event(name):
     return {"reason": "SuccessfulDelete", "message": f"Deleted pod: {name}"}
 
 
-LAST = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
+LAST_EVENT = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
 
 
 def unready(name, at="1970-01-01T00:18:00Z"):
+    """A NodeNotReady event of a Pod, by default at the Unix time 1080, between START and END."""
     return {"involvedObject": {"name": name}, "firstTimestamp": at}
 
 
@@ -105,15 +108,15 @@ def read(*events, now=END + 60, **changes):
 
 
 def test_events_are_complete_only_if_none_can_be_missing():
-    events = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST)
+    events = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST_EVENT)
     assert (events.deleted_by_controller, events.is_complete, events.wait_until) == ({0}, True, 0.0)
     assert events.deleted_externally([0, 1]) == {1}
     missing = [
-        read(LAST, nodes=11),  # the controller may have combined the events of so many Pods
-        read(LAST, now=END + 3600),  # the API server may have deleted them
-        read(LAST, failed_at=None),
+        read(LAST_EVENT, nodes=11),  # the controller may have combined the events of so many Pods
+        read(LAST_EVENT, now=END + 3600),  # the API server may have deleted them
+        read(LAST_EVENT, failed_at=None),  # nothing shows how old the events are
         read(),  # the controller's last event has not arrived
-        read(LAST, end_condition=""),
+        read(LAST_EVENT, end_condition=""),  # the controller may still delete Pods
     ]
     assert all(one.deleted_externally([0, 1]) == set() for one in missing)
 
@@ -123,7 +126,7 @@ def test_a_run_waits_for_the_controllers_last_event():
     assert early.are_expected([0, 1], END + 5)
     assert not early.are_expected([0], END + 5), "all deletions are explained"
     assert not early.are_expected([0, 1], END + 40), "the event never arrived"
-    assert not read(LAST, now=END + 5).are_expected([0, 1], END + 5)
+    assert not read(LAST_EVENT, now=END + 5).are_expected([0, 1], END + 5)
     elastic = dataclasses.replace(FAILED.spec, min_nodes=1)
     assert not any(one.are_expected([0, 1], END + 5) for one in (read(nodes=11), read(spec=elastic)))
     assert status_of(ended(1, 1), events=early).phase is RunPhase.ENDED
@@ -139,7 +142,7 @@ def test_not_ready_machines_are_read_from_pod_events():
     ]
     before = unready("job-1-1-1-aaaaa", "1970-01-01T00:16:00Z")
     events = read_events(FAILED, [], [*unready_events, before], now=END)
-    assert events.not_ready_at == {0: 1020.0}, "before this run began, a pod of another one of its name had it"
+    assert events.not_ready_at == {0: 1020.0}, "the event of node 1 is older than this run"
 
 
 def status_of(*pods, events=None, now=END + 5, job=FAILED):
@@ -148,9 +151,9 @@ def status_of(*pods, events=None, now=END + 5, job=FAILED):
 
 BY_CONTROLLER = DeletionEvents(deleted_by_controller=frozenset({0}), is_complete=True)
 DELETED_POD = running(0, deletion_deadline=END, ended=True, finished_at=END)
-OTHERS = DeletionEvents(is_complete=True)
+BY_OTHERS = DeletionEvents(is_complete=True)
 NOT_READY = {at: dataclasses.replace(BY_CONTROLLER, not_ready_at={0: at}) for at in (END, END + 50, END + 500)}
-SEEN = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted_at=END - 1)
+SEEN_BY_WATCH = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted_at=END - 1)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +161,14 @@ SEEN = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted
     [
         pytest.param((), BY_CONTROLLER, False, id="deleted by its Job"),
         pytest.param((DELETED_POD,), BY_CONTROLLER, False, id="being deleted by its Job"),
-        pytest.param((), OTHERS, True, id="deleted by others"),
-        pytest.param((DELETED_POD,), OTHERS, True, id="being deleted by others"),
+        pytest.param((), BY_OTHERS, True, id="deleted by others"),
+        pytest.param((DELETED_POD,), BY_OTHERS, True, id="being deleted by others"),
         pytest.param((), DeletionEvents(), False, id="incomplete events"),
         pytest.param((), None, False, id="no events"),
         pytest.param((), NOT_READY[END + 50], True, id="on a machine that was NotReady"),
         pytest.param((), NOT_READY[END + 500], False, id="on a machine that was NotReady much later"),
         pytest.param((ended(0, 0),), NOT_READY[END], False, id="completed on a machine that was NotReady"),
-        pytest.param((SEEN,), None, True, id="deleted before the failure, as the watch saw"),
+        pytest.param((SEEN_BY_WATCH,), None, True, id="deleted before the failure, as the watch saw"),
     ],
 )
 def test_outcome_of_a_run_with_a_deleted_pod(pods, events, is_lost):
@@ -186,7 +189,7 @@ def test_a_run_waits_for_the_job_controllers_verdict():
     assert status_of(dataclasses.replace(DELETED_POD, exit_code=0), ended(1), job=JOB).outcome is Outcome.COMPLETED
 
 
-def test_a_removed_pod_stays_removed():
+def test_a_pod_that_others_deleted_stays_marked_as_deleted_by_others():
     item = {
         "metadata": {
             "name": "p0", "uid": "p0", "creationTimestamp": "1970-01-01T00:16:30Z",
@@ -276,15 +279,15 @@ def test_a_machine_lost_while_no_console_ran_is_a_lost_node(unwatched, fake):
     pods = {one.metadata.name: one.spec.node_name for one in unwatched.site.pods(NAME)}
     deleted, machine = next(iter(pods.items()))
     fake.nodes[machine].crash()
-    left = lambda: [one.metadata.name for one in unwatched.site.pods(NAME)]
-    wait_for(lambda: deleted not in left() or _remove(fake, machine), 60)
+    remaining = lambda: [one.metadata.name for one in unwatched.site.pods(NAME)]
+    wait_for(lambda: deleted not in remaining() or _remove_if_reported(fake, machine), 60)
     wait_for_job_failure(fake)
     final = unwatched.backend.describe(NAME)
     assert (final.outcome, final.failure.node) == (Outcome.NODE_LOST, 0)
 
 
-def _remove(fake, machine):
-    """Remove the dead machine's object, once its pod was reported as not ready."""
+def _remove_if_reported(fake, machine):
+    """Remove the dead machine's object if an event says that it is not ready. Return False: the wait goes on."""
     events = fake.store.find("events", "", lambda one: one["reason"] == "NodeNotReady")
     if events and fake.store.find("nodes", "", lambda one: one["metadata"]["name"] == machine):
         fake.store.delete("nodes", "", machine)

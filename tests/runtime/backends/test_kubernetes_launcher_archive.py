@@ -67,8 +67,8 @@ def extract_paths(path, parent, code):
 def test_files_are_extracted_with_their_companions(tmp_path):
     path = tmp_path / "launcher.pyz"
     path.write_bytes(launcher_archive.build())
-    names = ("'rank.py', 'step_timer.py'", "'rank.py'", "'mpi_stub.py'")
-    code = "; ".join(f"print(extract_file({each}))" for each in names)
+    calls = ("'rank.py', 'step_timer.py'", "'rank.py'", "'mpi_stub.py'")  # a file, and others that it needs
+    code = "; ".join(f"print(extract_file({arguments}))" for arguments in calls)
     first, second, stub = extract_paths(path, tmp_path, code)
     assert first == second == tmp_path / ".trainyard" / "rank.py"
     assert first.read_bytes() == Path(extract_file("rank.py")).read_bytes()

@@ -41,6 +41,7 @@ def old_launcher(fake, harness, content, **annotations):
 def test_unused_launchers_are_removed(own_harness, fake, monkeypatch):
     namespace = own_harness.site.namespace
     unused = old_launcher(fake, own_harness, b"unused")
+    # In two days, a console of another version will have used it two hours before.
     concurrent = old_launcher(fake, own_harness, b"concurrent", **{LAST_USED_ANNOTATION: repr(Later(2).time() - 7200)})
     unreadable = old_launcher(fake, own_harness, b"unreadable", **{LAST_USED_ANNOTATION: "yesterday"})
     mounted = old_launcher(fake, own_harness, b"mounted")

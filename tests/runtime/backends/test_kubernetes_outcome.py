@@ -18,7 +18,7 @@ def cause(kind, code, at=END - 1, node=0, **more):
     return {"kind": kind, "code": code, "at": at, "node": node, **more}
 
 
-RANK = cause("code_failed", "rank_exited", rank=1, node=1, exit_code=3, last_lines=["boom"])
+RANK_1_EXITED = cause("code_failed", "rank_exited", rank=1, node=1, exit_code=3, last_lines=["boom"])
 
 
 def status_of(job, *pods, records=None, unreachable_since=None, now=END + 5):
@@ -54,7 +54,7 @@ def test_a_run_is_running_once_every_node_runs(pods, phase):
 
 def test_a_failed_run_is_stopping_until_its_last_pod_ended():
     failing = dataclasses.replace(JOB, is_failing=True, failed_at=END, failure_reason="BackoffLimitExceeded")
-    status = status_of(failing, ended(1, 1), running(0, deletion_deadline=END + 30), records={1: record(RANK)})
+    status = status_of(failing, ended(1, 1), running(0, deletion_deadline=END + 30), records={1: record(RANK_1_EXITED)})
     assert (status.phase, status.outcome) == (RunPhase.STOPPING, None)
 
 
@@ -63,6 +63,7 @@ def test_a_shortened_grace_period_counts_from_the_later_stop():
     # Kubernetes computes the deadline from the first request, so it has passed already.
     late = running(0, deletion_deadline=END + 1)
     hurried = dataclasses.replace(JOB, termination=stopped, grace_end=END + 100)
+    # A kubelet has 15 s to report the end.
     assert status_of(hurried, late, ended(1, 1), now=END + 110).phase is RunPhase.STOPPING
     assert status_of(hurried, late, ended(1, 1), now=END + 116).phase is RunPhase.ENDED
 
@@ -85,7 +86,8 @@ def case(name, expected, *pods, **records):
     return pytest.param(both, {int(node[-1]): record(one) for node, one in records.items()}, expected, id=name)
 
 
-def late(at):
+def exit_at(at):
+    """The cause of a rank of node 1 that exited at this time."""
     return cause("code_failed", "rank_exited", at=at, node=1)
 
 
@@ -113,21 +115,21 @@ NO_PYTHON = {"container_reason": "StartError", "started_at": None}
 @pytest.mark.parametrize(
     ("pods", "records", "expected"),
     [
-        case("code exited", EXITED, ended(0), node1=RANK),
+        case("code exited", EXITED, ended(0), node1=RANK_1_EXITED),
         case("code exited without a record", EXITED, ended(0), ended(1, 3)),
-        case("memory, by the kubelet", MEMORY, ended(0, 137, container_reason="OOMKilled"), node1=late(END + 0.5)),
+        case("OOM kill, by the kubelet", MEMORY, ended(0, 137, container_reason="OOMKilled"), node1=exit_at(END + 0.5)),
         case("killed without a reason", MEMORY, ended(0, 137), ended(1, 1, finished_at=END + 1)),
-        case("memory, by its record", MEMORY, ended(0, 1), node0=cause("out_of_memory", "out_of_memory")),
-        case("machine restarted", LOST, ended(0, 255, container_reason="Unknown"), node1=late(END - 5)),
+        case("out of memory, by its record", MEMORY, ended(0, 1), node0=cause("out_of_memory", "out_of_memory")),
+        case("machine restarted", LOST, ended(0, 255, container_reason="Unknown"), node1=exit_at(END - 5)),
         case("machine restarted, container status unknown", LOST, ended(0, 137, **UNKNOWN)),
-        case("deleted by its Job before its container started", EXITED, ended(0, 137, **DELETED), node1=RANK),
+        case("deleted by its Job before its container started", EXITED, ended(0, 137, **DELETED), node1=RANK_1_EXITED),
         case("evicted because of its machine", EVICTED, ended(0, 137, **EVICTION)),
         case("evicted because of its own limit", DISK, ended(0, 137, **EVICTION, pod_message=OWN_LIMIT)),
         case(
             "drained", EVICTED, ended(0, 1, **DRAIN, disrupted_at=END - 1), node1=cause("node_lost", "node_lost", END)
         ),
-        case("preempted", PREEMPTED, ended(0, 1, **PREEMPTION), node1=late(END)),
-        case("machine unreachable, reported late", LOST, running(0, **UNREACHABLE), node1=late(END - 5)),
+        case("preempted", PREEMPTED, ended(0, 1, **PREEMPTION), node1=exit_at(END)),
+        case("machine unreachable, reported late", LOST, running(0, **UNREACHABLE), node1=exit_at(END - 5)),
         case("machine shut down", LOST, ended(0, 137, **SHUTDOWN)),
         case("rejected by the kubelet", REJECTED, ended(0, None, **NO_ROOM)),
         case("the pod's own deadline", TIME, ended(0, 137, pod_reason="DeadlineExceeded")),
@@ -150,7 +152,7 @@ NO_PYTHON = {"container_reason": "StartError", "started_at": None}
             "the code failed well before a drain",
             EXITED,
             ended(0, 1, **DRAIN, disrupted_at=END),
-            node1={**RANK, "at": END - 30},
+            node1={**RANK_1_EXITED, "at": END - 30},
         ),
     ],
 )
@@ -169,6 +171,7 @@ def test_pods_of_a_platform_image_that_never_met_are_a_platform_error():
 SUCCEEDED = record(phase="ended", exit_code=0, finished_at=END)
 BOTH = {0: SUCCEEDED, 1: SUCCEEDED}
 TAINTED = {"disruption": "DeletionByTaintManager", "disrupted_at": END + 60, "deletion_deadline": END + 60}
+CODE_FAILED = record(RANK_1_EXITED)
 FAILED_RECORD = record(cause("node_lost", "node_lost"), exit_code=1, finished_at=END)
 RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
 
@@ -178,12 +181,12 @@ RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
     [
         pytest.param((running(0), running(1)), BOTH, (), True, id="both kubelets are down, not reported yet"),
         pytest.param((ended(0), running(1)), BOTH, (1,), True, id="the other machine is NotReady"),
-        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="its pod is being deleted for that"),
-        pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="it restarted"),
-        pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="its record is lost; node 0 ends last"),
+        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="so its pod is being deleted"),
+        pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="the machine restarted"),
+        pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record, but node 0 ended last"),
         pytest.param((running(0), ended(1)), {1: SUCCEEDED}, (0,), False, id="the record of node 0 is lost"),
         pytest.param((ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="it reports a failure"),
-        pytest.param((ended(0, 1), running(1)), {0: record(RANK), 1: RUNNING_RECORD}, (1,), False, id="it still ran"),
+        pytest.param((ended(0, 1), running(1)), {0: CODE_FAILED, 1: RUNNING_RECORD}, (1,), False, id="it still ran"),
     ],
 )
 def test_a_recorded_success_counts_even_if_the_machine_is_lost(pods, records, lost, *, is_completed):
@@ -194,7 +197,9 @@ def test_a_recorded_success_counts_even_if_the_machine_is_lost(pods, records, lo
 
 
 @pytest.mark.parametrize(
-    ("lost", "outcome"), [({}, Outcome.STOPPED), ({0: END + 3}, Outcome.NODE_LOST), ({0: END + 300}, Outcome.STOPPED)]
+    ("lost", "outcome"),
+    [({}, Outcome.STOPPED), ({0: END + 3}, Outcome.NODE_LOST), ({0: END + 300}, Outcome.STOPPED)],
+    ids=["its machine is Ready", "its machine was lost in the grace period", "its machine was lost long after it"],
 )
 def test_a_stopped_run_is_lost_only_with_its_machine(lost, outcome):
     """A Pod that is overdue on a Ready machine was stopped: its kubelet keeps to the first grace period."""
@@ -219,19 +224,19 @@ def test_no_claim_from_inside_a_pod_makes_a_run_free(kind, *, builtin):
         assert (status.started_at, status.finished_at) == (START, END)
 
 
-CUSTOMERS = dataclasses.replace(FAILED, spec=dataclasses.replace(FAILED.spec, builtin=False))
+CUSTOMERS_IMAGE = dataclasses.replace(FAILED, spec=dataclasses.replace(FAILED.spec, builtin=False))
 
 
 def test_a_customers_image_cannot_claim_that_it_never_started():
     never = record(cause("platform_error", "nodes_not_met"), started_at=None)
-    status = status_of(CUSTOMERS, ended(0, 1), ended(1, 1), records={0: never, 1: never})
+    status = status_of(CUSTOMERS_IMAGE, ended(0, 1), ended(1, 1), records={0: never, 1: never})
     assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, START)
 
 
 def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
     given = {0: record(cause("hung", "hung", data={"progress_at": START + 20}), progress_at=START + 30)}
     assert status_of(FAILED, ended(0, 1), ended(1, 1), records=given).progress_at == START + 20
-    charged = status_of(CUSTOMERS, ended(0, 1), ended(1, 1), records=given)
+    charged = status_of(CUSTOMERS_IMAGE, ended(0, 1), ended(1, 1), records=given)
     assert charged.progress_at == END
     assert charged.failure.data["charged_whole"], "the console explains it"
     given[0]["causes"][0]["data"]["used_seconds"] = 4.0
@@ -241,7 +246,7 @@ def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
 
 
 def test_a_customers_image_without_python_is_a_code_failure():
-    status = status_of(CUSTOMERS, ended(0, 128, **NO_PYTHON), running(1, started_at=None, ended=True))
+    status = status_of(CUSTOMERS_IMAGE, ended(0, 128, **NO_PYTHON), running(1, started_at=None, ended=True))
     assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, None)
 
 
@@ -254,7 +259,7 @@ STOP = Termination(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on
     ids=["a failure after the stop", "a failure before the stop", "a run that completed all the same"],
 )
 def test_the_first_of_stop_and_end_counts(exit_codes, failed_at, outcome):
-    records = {1: record({**RANK, "at": failed_at})} if failed_at else {}
+    records = {1: record({**RANK_1_EXITED, "at": failed_at})} if failed_at else {}
     state = FAILED if failed_at else dataclasses.replace(JOB, end_condition="Complete", ended_at=END)
     job = dataclasses.replace(state, termination=STOP, failure_reason="DeadlineExceeded")
     pods = (ended(node, code) for node, code in enumerate(exit_codes))
@@ -322,5 +327,5 @@ def test_an_elastic_run_pays_for_the_nodes_that_are_left():
 
 
 def test_a_final_status_round_trips_through_json():
-    status = status_of(FAILED, ended(0), ended(1, 1), records={1: record(RANK)})
+    status = status_of(FAILED, ended(0), ended(1, 1), records={1: record(RANK_1_EXITED)})
     assert load_status(dump_status(status)) == status

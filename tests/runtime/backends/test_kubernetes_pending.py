@@ -64,12 +64,12 @@ def case(name, code, *pods, data=None, **arguments):
 
 
 Code = WaitingCode
-TWO = (
+NO_FREE_GPUS = (
     "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's node affinity/selector. "
     "preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, "
     "1 Preemption is not helpful for scheduling."
 )
-GPUS = unplaced(TWO)
+GPUS = unplaced(NO_FREE_GPUS)
 CORDONED = "0/2 nodes are available: 2 node(s) were unschedulable."
 TAINT = "0/1 nodes are available: 1 node(s) had untolerated taint"
 UNBOUND = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: none."
@@ -78,7 +78,7 @@ OVER_QUOTA = 'Error creating: pods "x" is forbidden: exceeded quota: trainyard, 
 QUOTA = event("FailedCreate", OVER_QUOTA, uid="j")
 POLICY = event("FailedCreate", 'pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath', uid="j")
 MOUNT = event("FailedMount", 'MountVolume.SetUp failed for volume "storage": hostPath type check failed')
-LATE = event("FailedMount", 'MountVolume.SetUp failed for volume "order": configmap "job-1-1" not found')
+LATE_CONFIG_MAP = event("FailedMount", 'MountVolume.SetUp failed for volume "order": configmap "job-1-1" not found')
 BACK_OFF = pulling("ImagePullBackOff", 'Back-off pulling image "x"')
 PULL_EVENTS = [
     event("Failed", 'Failed to pull image "x": unexpected status: 401 Unauthorized'),
@@ -102,7 +102,7 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
     [
         case("missing GPUs name their type and how many are free", Code.GPUS, GPUS, GPUS, data=ALL_GPUS),
         case("missing CPUs name the most free", Code.CPUS, CPUS, data={"wanted": 4.0, "nodes": 1, "free": 3}),
-        case("missing memory, too", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
+        case("missing memory names what is free", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
         case("a request that fits no machine", Code.TOO_LARGE, GPUS, capacity=SMALL),
         case("a large request without known capacity", Code.GPUS, GPUS, capacity=None),
         case("a large request in an elastic cluster", Code.GPUS, GPUS, capacity=Capacity((), elastic=True)),
@@ -113,9 +113,9 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
         case("an unbound claim", Code.VOLUME, unplaced(UNBOUND), data={"claim": "c"}),
         case("a claim that does not exist", Code.VOLUME, OTHER_CLAIM, data={"claim": "other"}),
         case("a failed mount", Code.VOLUME, CREATING, events=[MOUNT]),
-        case("a late object of the run is no failed mount", Code.STARTING, CREATING, CREATING, events=[LATE]),
+        case("an object that comes late is no fault", Code.STARTING, CREATING, CREATING, events=[LATE_CONFIG_MAP]),
         case("an exhausted quota", Code.QUOTA, events=[QUOTA], data={"detail": OVER_QUOTA}),
-        case("an earlier quota event once all pods exist", Code.GPUS, GPUS, GPUS, events=[QUOTA]),
+        case("an earlier quota event is ignored once all pods exist", Code.GPUS, GPUS, GPUS, events=[QUOTA]),
         case("a policy that rejects pods", Code.ADMISSION, events=[POLICY]),
         case(
             "a queue that has not admitted the run",
@@ -130,7 +130,7 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
         case("what a person can fix comes first", Code.IMAGE_NAME, GPUS, pulling("ErrImagePull", "x: not found")),
     ],
 )
-def test_the_reason_for_waiting(pods, arguments, code, data):
+def test_pods_and_events_show_the_reason_for_waiting(pods, arguments, code, data):
     waiting = why(*pods, **arguments)
     assert waiting.code is code
     assert {name: waiting.data[name] for name in data} == data

@@ -12,6 +12,7 @@ pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time 
 
 def test_a_partly_placed_run_is_ended(own_harness):
     own_harness.backend = own_harness.another(gang_seconds=2)
+    # The cluster has two machines of 8 cores, so only two of the three nodes fit.
     own_harness.submit(WAIT, nodes=3, resources=Resources(5, 256))
     status = wait_for_code(own_harness, WaitingCode.CPUS)
     assert status.waiting_data == {"wanted": 5.0, "nodes": 1, "free": 3.0}
@@ -43,7 +44,7 @@ def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
     assert pool.capacity().nodes_now(large) == 1
 
 
-def test_a_private_image_needs_its_credentials_and_ends_the_run_free_without(own_harness, fake, monkeypatch):
+def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, fake, monkeypatch):
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))

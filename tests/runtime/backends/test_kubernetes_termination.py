@@ -13,8 +13,8 @@ from tests.runtime.backends.samples import JOB
 VOLUME = {"claim": "c", "root": "/srv"}
 CONFIG = ClusterConfig.from_data("east", {"volume": VOLUME, "gang_seconds": 100, "start_seconds": 200})
 GPUS = Waiting(WaitingCode.GPUS, {"wanted": 1}, "Not enough GPUs are free.")
-NAME = Waiting(WaitingCode.IMAGE_NAME, {"image": "x"}, "There is no image x.")
-NETWORK = Waiting(WaitingCode.IMAGE_NETWORK, {"image": "x"}, "The registry does not answer.")
+NO_IMAGE = Waiting(WaitingCode.IMAGE_NAME, {"image": "x"}, "There is no image x.")
+NO_REGISTRY = Waiting(WaitingCode.IMAGE_NETWORK, {"image": "x"}, "The registry does not answer.")
 START = 1000.0
 STARTED_JOB = dataclasses.replace(JOB, start_time=START)
 STOPPED = Termination(Outcome.STOPPED, FailureCode.STOPPED, "stopped", START)
@@ -24,13 +24,13 @@ def scheduled_pod(node, at=START, **changes):
     return PodState(node, uid=f"p{node}", created_at=at, machine="m", scheduled_at=at, **changes)
 
 
-def terminate(*pods, waiting=GPUS, now=START + 101, job=STARTED_JOB, started_at=None, config=CONFIG):
+def termination_of(*pods, waiting=GPUS, now=START + 101, job=STARTED_JOB, started_at=None, config=CONFIG):
     status = RunStatus("job-1-1", RunPhase.STARTING, started_at=started_at)
     return find_termination(job, {pod.node: pod for pod in pods}, status, waiting, config=config, now=now)
 
 
 def test_a_partly_placed_run_ends():
-    termination = terminate(scheduled_pod(0))
+    termination = termination_of(scheduled_pod(0))
     assert (termination.outcome, termination.code) == (Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED)
     assert termination.data == {"placed": 1, "nodes": 2, "seconds": 100, "waiting_code": "gpus"}
 
@@ -49,16 +49,16 @@ def test_a_partly_placed_run_ends():
     ],
     ids=["early", "nothing placed", "all placed", "started", "suspended", "failing", "stopped", "kueue"],
 )
-def test_a_run_continues(pods, changes):
-    assert terminate(*pods, **changes) is None
+def test_a_run_that_may_still_start_continues(pods, changes):
+    assert termination_of(*pods, **changes) is None
 
 
 @pytest.mark.parametrize(
     ("waiting", "builtin", "seconds", "outcome", "code"),
     [
-        (NAME, False, IMAGE_REFUSED_SECONDS, Outcome.CODE_FAILED, FailureCode.IMAGE_NAME),
-        (NAME, True, IMAGE_REFUSED_SECONDS, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NAME),
-        (NETWORK, False, 200, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NETWORK),
+        (NO_IMAGE, False, IMAGE_REFUSED_SECONDS, Outcome.CODE_FAILED, FailureCode.IMAGE_NAME),
+        (NO_IMAGE, True, IMAGE_REFUSED_SECONDS, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NAME),
+        (NO_REGISTRY, False, 200, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NETWORK),
         (
             Waiting(WaitingCode.VOLUME, {"claim": "c"}, "No."),
             False,
@@ -71,17 +71,17 @@ def test_a_run_continues(pods, changes):
 def test_a_run_whose_nodes_cannot_start_ends(waiting, *, builtin, seconds, outcome, code):
     job = dataclasses.replace(STARTED_JOB, spec=dataclasses.replace(STARTED_JOB.spec, builtin=builtin))
     pods = (scheduled_pod(0, started_at=START), scheduled_pod(1, START + 10))
-    assert terminate(*pods, waiting=waiting, job=job, now=START + 10 + seconds - 1) is None
-    termination = terminate(*pods, waiting=waiting, job=job, now=START + 10 + seconds + 1)
+    assert termination_of(*pods, waiting=waiting, job=job, now=START + 10 + seconds - 1) is None
+    termination = termination_of(*pods, waiting=waiting, job=job, now=START + 10 + seconds + 1)
     assert (termination.outcome, termination.code, termination.data["node"]) == (outcome, code, 1)
 
 
 def test_a_missing_image_ends_a_partly_placed_run_early():
-    termination = terminate(scheduled_pod(0), waiting=NAME, now=START + IMAGE_REFUSED_SECONDS + 1)
+    termination = termination_of(scheduled_pod(0), waiting=NO_IMAGE, now=START + IMAGE_REFUSED_SECONDS + 1)
     assert termination.code == FailureCode.IMAGE_NAME
 
 
 def test_a_run_that_kueue_suspends_ends():
     job = dataclasses.replace(STARTED_JOB, suspended=True)
-    termination = terminate(job=job, started_at=1001.0, waiting=None)
+    termination = termination_of(job=job, started_at=1001.0, waiting=None)
     assert (termination.outcome, termination.code) == (Outcome.NODE_LOST, FailureCode.PREEMPTED)

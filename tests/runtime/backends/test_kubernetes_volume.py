@@ -17,6 +17,12 @@ def folders(tmp_path):
     return folders
 
 
+def read(folders, file, offset, limit, folder="logs"):
+    """Return the bytes of a file of the run from the offset, and whether they reach its end."""
+    chunk = folders.read("job-1-1", folder, file, offset, limit)
+    return chunk.data, chunk.at_end
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
 def test_folders_belong_to_the_pods_user(tmp_path):
     RunFolders(tmp_path, 10001).create("job-1-1", "job-1")
@@ -46,10 +52,10 @@ def test_pods_may_change_checkpoints_that_the_console_copied(tmp_path, monkeypat
 
 def test_files_are_read_from_an_offset(folders):
     (folders.root / "job-1-1" / "logs" / "rank-0.log").write_text("0123456789")
-    assert folders.read("job-1-1", "logs", "rank-0.log", 4, 3)[:2] == (b"456", False)
-    assert folders.read("job-1-1", "logs", "rank-0.log", 7, 9)[:2] == (b"789", True)
-    assert folders.read("job-1-1", "logs", "rank-0.log", 70, 9)[:2] == (b"", True)
-    assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
+    assert read(folders, "rank-0.log", 4, 3) == (b"456", False)
+    assert read(folders, "rank-0.log", 7, 9) == (b"789", True)
+    assert read(folders, "rank-0.log", 70, 9) == (b"", True)
+    assert read(folders, "rank-1.log", 0, 9) == (b"", True)
     assert folders.list_files("job-1-1", "logs") == ["rank-0.log"]
     assert folders.list_files("job-2-1", "logs") == []
 
@@ -66,7 +72,7 @@ def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
         replace()
         assert folders.log_times("job-1-1", 0, raw_chunk) == []
         times.unlink()
-    assert folders.fingerprint("job-1-1") == before, "readers are woken by the log"
+    assert folders.fingerprint("job-1-1") == before, "only the log itself counts"
 
 
 def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
@@ -95,20 +101,20 @@ def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
 def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path):
     logs = folders.root / "job-1-1" / "logs"
     os.mkfifo(logs / "rank-1.log")  # opening it would block
-    assert folders.read("job-1-1", "logs", "rank-1.log", 0, 9)[:2] == (b"", True)
+    assert read(folders, "rank-1.log", 0, 9) == (b"", True)
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "rank-0.log").write_text("the console's own")
     run = folders.root / "job-1-1"
     (run / "logs" / "rank-0.log").symlink_to(secret / "rank-0.log")
-    assert folders.read("job-1-1", "logs", "rank-0.log", 0, 99)[:2] == (b"", True)
+    assert read(folders, "rank-0.log", 0, 99) == (b"", True)
     (run / "logs").rename(run / "moved")
     (run / "logs").symlink_to(secret)
-    assert folders.read("job-1-1", "logs", "rank-0.log", 0, 99)[:2] == (b"", True)
+    assert read(folders, "rank-0.log", 0, 99) == (b"", True)
     assert folders.list_files("job-1-1", "logs") == []
     run.rename(folders.root / "elsewhere")
     run.symlink_to(folders.root / "elsewhere")
-    assert folders.read("job-1-1", "moved", "rank-0.log", 0, 99)[:2] == (b"", True)
+    assert read(folders, "rank-0.log", 0, 99, folder="moved") == (b"", True)
 
 
 def test_a_change_of_content_changes_the_fingerprint(folders):
@@ -137,7 +143,7 @@ def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
     assert folders.fingerprint("job-1-1") != fingerprint
 
 
-def test_removing_a_run_and_what_attempts_share(folders):
+def test_removing_a_run_leaves_what_attempts_share_which_is_removed_apart(folders):
     locked = folders.root / "job-1-1" / "run" / "locked"
     locked.mkdir()
     (locked / "file").write_text("x")

@@ -23,14 +23,18 @@ def limits(tmp_path):
     return Limits(plan, Record(tmp_path, None, node=0, address=""), ProcessTree(plan, tmp_path / "note"))
 
 
-@pytest.mark.parametrize(("free_mib", "is_blamed"), [(100, True), (10_000, False)], ids=["full before", "full since"])
-def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(limits, monkeypatch, free_mib, is_blamed):
-    """A run may end before its first measurement."""
+@pytest.mark.parametrize(
+    ("free_mib", "is_platform_fault"), [(100, True), (10_000, False)], ids=["full before", "full since"]
+)
+def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(
+    limits, monkeypatch, free_mib, is_platform_fault
+):
+    """A run may end before the first measurement of what it wrote."""
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: free_mib << 20)
     begun = Limits(limits._plan, limits._record, limits._tree)
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: 0)
     verdict = begun.check_after_end()
-    assert (verdict is not None) == is_blamed
+    assert (verdict is not None) == is_platform_fault
     assert verdict is None or (verdict.kind, verdict.code) == ("platform_error", "disk_full")
 
 
@@ -55,11 +59,11 @@ def check_until_verdict(limits, since=None):
 
 
 def test_processes_that_starve_their_launcher_are_no_lost_node(limits, tmp_path, monkeypatch):
-    starve(limits, tmp_path, monkeypatch, tasks=1900)
+    starve(limits, tmp_path, monkeypatch, tasks=1900)  # from 500 on, they count as the cause
     verdict = check_until_verdict(limits)
     assert (verdict.kind, verdict.code, verdict.data) == ("code_failed", "too_many_processes", {"tasks": 1900})
     lost = limits.explain_failure({"kind": "node_lost", "node": 1}, time.monotonic() + 3)
-    assert lost == verdict, "what it reports of other nodes follows from its own silence"
+    assert lost == verdict, "the other node seems lost because this launcher starves"
 
 
 def test_a_silent_launcher_beside_a_live_supervisor_is_the_codes_fault(limits, tmp_path, monkeypatch):

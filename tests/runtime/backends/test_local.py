@@ -15,7 +15,9 @@ from tests.runtime.backends.contract import STUBBORN, WAIT
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
 
+# A module whose parser has the argument `--local_rank`. Only for such scripts, the launcher adds it.
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--local_rank', required=True)\n"
+# A script that runs another script, as programs that start training do.
 RUNNER = "import runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
 
 
@@ -75,7 +77,7 @@ def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         harness.submit("print('must not run')", nodes=2)
     assert harness.backend.names() == []
-    assert harness.backend.capacity().machines[0].free.cpus == 64
+    assert harness.backend.capacity().machines[0].free.cpus == 64, "all that the harness declares"
 
 
 def test_no_run_begins_on_a_disk_without_room(harness, monkeypatch, caplog):
@@ -89,7 +91,7 @@ def test_no_run_begins_on_a_disk_without_room(harness, monkeypatch, caplog):
     assert harness.backend.names() == []
     capacity = harness.backend.capacity()
     assert (capacity.nodes_now(spec.resources), capacity.nodes_ever(spec.resources) > 0) == (0, True)
-    assert caplog.text.count("1279 MiB are free on its disk") == 1
+    assert caplog.text.count("1279 MiB are free on its disk") == 1, "256 + 1024 MiB less one byte, reported once"
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: enough)
     harness.complete("print('ran')")
 
@@ -123,7 +125,7 @@ def test_odd_but_successful_code_completes(harness):
     harness.complete(script, workers_per_node=5)
 
 
-def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_the_first(harness):
+def test_a_shorter_stop_counts_though_the_supervisor_had_not_read_it_before_a_longer_one(harness):
     harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
     supervisor = harness.records("job-1-1")[0]["pid"]
     os.kill(supervisor, signal.SIGSTOP)

@@ -11,15 +11,17 @@ pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time l
 
 @pytest.fixture(autouse=True)
 def _one_image(monkeypatch):
+    """Only `bare` is an image that the check expects."""
     monkeypatch.setattr(check.recipes, "recipe_names", lambda: ["bare"])
 
 
 def look(backend, root, images_root, *, smoke=True):
+    """Return the lines of the report by their names."""
     lines = check.check(backend, root=root, images_root=images_root, smoke=smoke)
     return {line.name: line for line in lines}
 
 
-def test_a_machine_that_serves_runs(harness):
+def test_a_machine_that_can_serve_runs_passes_every_check(harness):
     lines = look(harness.backend, harness.folder / "runs", harness.images_root)
     assert [name for name, line in lines.items() if not line.ok] == []
     assert "Two nodes met and finished" in lines["smoke run"].detail

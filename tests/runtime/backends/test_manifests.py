@@ -20,6 +20,7 @@ from tests.kubernetes.admission import pod_security_violations
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = ("1.35", "1.36", "1.37")
+"""The versions of Kubernetes whose published schemas the objects must match."""
 ROOT = Path("/srv/trainyard/runs/east")
 UID = "6f1c9f8e-0000-4000-8000-000000000001"
 KEYS = {"token": "t" * 64, "record_key": "r" * 64}
@@ -59,6 +60,7 @@ def spec(**changes):
 
 
 def everything(run, cluster):
+    """Return all objects of a run in the order of their creation."""
     plan = build_pod_inputs(run, cluster, ROOT)
     launcher = manifests.launcher("trainyard-runs", b"PK-an-archive")
     job = manifests.job(run, cluster, plan, launcher["metadata"]["name"])
@@ -71,6 +73,7 @@ def of_kind(kind, objects):
 
 
 def pod_of(run, cluster):
+    """Return the spec of the run's Pods."""
     return of_kind("Job", everything(run, cluster))["spec"]["template"]["spec"]
 
 
@@ -104,6 +107,7 @@ def gpu_run():
 INDEX = {"url": "https://pypi.example.com/simple", "networks": ["10.20.0.5/32"]}
 INSTALLATION = {"nodes": 1, "script": "", "builtin_script": "install", "name": "packages-7-0123456789ab"}
 PACKAGES = f"{ROOT}/.packages/7/{'0' * 64}/site-packages"
+# A trial on one machine: a folder of the machine in place of shared storage.
 TRIAL = {"host_path": "/data", "root": "/srv/trainyard", "shared": False}
 OBJECTS = {
     "cpu": lambda: everything(spec(), config()),
@@ -175,7 +179,7 @@ def test_manifests_match_the_published_schemas(name):
 @pytest.mark.parametrize("name", ["cpu", "gpu", "elastic", "trial"])
 def test_pods_meet_the_restricted_standard_but_for_the_host_path_of_a_trial(name):
     violations = pod_security_violations(of_kind("Job", OBJECTS[name]())["spec"]["template"]["spec"], "restricted")
-    assert ["hostPath" in each for each in violations] == [True] * (name == "trial")
+    assert ["hostPath" in each for each in violations] == ([True] if name == "trial" else [])
 
 
 def test_settings_of_the_empty_kind_apply_to_unnamed_kinds():
@@ -223,7 +227,7 @@ def test_only_installations_reach_the_package_index():
     installation, run = (
         of_kind("NetworkPolicy", OBJECTS[name]())["spec"]["egress"] for name in ("installation", "packages")
     )
-    assert len(run) == 2
+    assert len(run) == 2, "the run's own Pods, and DNS"
     networks = [{"ipBlock": {"cidr": "10.20.0.5/32"}}]
     assert installation[2:] == [{"to": networks, "ports": [{"protocol": "TCP", "port": 443}]}]
 

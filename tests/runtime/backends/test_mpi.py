@@ -35,6 +35,7 @@ REDUCES = """
     mpi.MPI_Finalize()
     print("finalized", flush=True)
 """
+"""Every rank adds up the numbers of all ranks, counted from 1, by calls of MPI. Tests replace THEN."""
 MPI = {
     "framework": Framework.HOROVOD,
     "controller": Controller.MPI,
@@ -82,14 +83,14 @@ def test_ranks_meet_through_mpi_and_a_node_may_finish_long_before_another(mpi, h
 
 
 @pytest.mark.parametrize(
-    ("end", "exit_code", "name"),
+    ("end", "exit_code", "signal_name"),
     [("os.kill(os.getpid(), 9)", None, "SIGKILL"), ("mpi.MPI_Abort(world, 5)", 5, "")],
 )
-def test_the_rank_that_ended_first_is_the_cause(mpi, end, exit_code, name, left_running):
+def test_the_rank_that_ended_first_is_the_cause(mpi, end, exit_code, signal_name, left_running):
     script = REDUCES.replace("THEN", f"import signal; {end} if rank.value == 2 else signal.pause()")
     status = mpi(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
     assert (status.failure.node, status.failure.rank) == (1, 2)
-    assert (status.failure.exit_code, status.failure.signal) == (exit_code, name)
+    assert (status.failure.exit_code, status.failure.signal) == (exit_code, signal_name)
     assert status.finished_at is not None
     assert left_running() == []
 
@@ -125,7 +126,7 @@ def test_an_image_without_mpirun_is_refused(harness):
     assert refused.value.field == "controller"
 
 
-def test_lies_to_the_socket_start_no_rank_twice(mpi, harness):
+def test_forged_messages_to_the_launchers_socket_start_no_rank_twice(mpi, harness):
     # The launcher listens at the path below for mpirun's stubs. `environment` asks it to start a rank, `host` and
     # `command` to start a daemon on another node. 200 open connections are more than it accepts.
     script = REDUCES.replace(

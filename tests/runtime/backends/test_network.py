@@ -1,4 +1,4 @@
-"""A network of its own, for root and for an ordinary user. Each try is a process that ends with it."""
+"""A process gets a network of its own, as root or as another user. Each test does this in a new process."""
 
 import ctypes
 import multiprocessing
@@ -35,13 +35,20 @@ def _send_result(action, writer):
 
 
 def enter_and_look():
+    """Give this process its own network; return what it then finds."""
     before = str(Path("/proc/self/ns/net").readlink())
     why = network.enter()
     lines = Path("/proc/net/dev").read_text().splitlines()
     devices = [line.split(":")[0].strip() for line in lines if ":" in line]
     with network.listen() as listener, network.reserve_port() as held:
         ports = {listener.getsockname()[1], held.getsockname()[1]}
-        return [why, str(Path("/proc/self/ns/net").readlink()) != before, devices, len(ports), os.getuid(), os.getgid()]
+        return {
+            "problem": why,
+            "has_moved": str(Path("/proc/self/ns/net").readlink()) != before,
+            "devices": devices,
+            "ports": len(ports),
+            "ids": (os.getuid(), os.getgid()),
+        }
 
 
 def as_nobody():
@@ -53,7 +60,7 @@ def as_nobody():
     return enter_and_look()
 
 
-def refused():
+def enter_without_rights():
     os.setresuid(NOBODY, NOBODY, NOBODY)  # now it cannot open its own /proc, so `enter` fails half-way
     return [network.enter(), os.getuid()]
 
@@ -62,14 +69,17 @@ def refused():
 def test_a_process_gets_a_network_of_its_own_and_keeps_its_user_id(enter, user):
     if os.geteuid():
         pytest.skip("only root can become somebody else")
-    assert in_a_new_process(enter) == ["", True, ["lo"], 2, user, user]
+    assert in_a_new_process(enter) == {
+        "problem": "", "has_moved": True, "devices": ["lo"], "ports": 2, "ids": (user, user),
+    }  # fmt: skip
 
 
 def test_a_refused_namespace_changes_nothing():
     if os.geteuid():
         pytest.skip("only root can become somebody else")
     # The id proves little: in a user namespace without a map of users it would be 65534 as well.
-    assert in_a_new_process(refused) == ["The kernel refuses a network namespace: Permission denied.", NOBODY]
+    refusal = "The kernel refuses a network namespace: Permission denied."
+    assert in_a_new_process(enter_without_rights) == [refusal, NOBODY]
 
 
 def test_the_check_for_networks_does_not_move_the_console():

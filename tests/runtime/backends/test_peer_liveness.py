@@ -1,4 +1,7 @@
-"""Silent supervisors, by the test's own clock and a process that may be killed."""
+"""Supervisors that are silent or have ended: how the others detect them.
+
+A child of the test stands in for the supervisor, and the test passes the times.
+"""
 
 import json
 import os
@@ -23,6 +26,7 @@ def child():
 
 
 def write(folder, node, pid, *, phase="running", causes=()):
+    """Write the record of a node whose supervisor is this process, and return its path."""
     path = peer_liveness.record_path(folder, node)
     path.parent.mkdir(exist_ok=True)
     path.write_text(
@@ -35,8 +39,8 @@ def write(folder, node, pid, *, phase="running", causes=()):
 
 def test_a_silent_peer_is_killed_and_recorded(tmp_path, child):
     path = write(tmp_path, 1, child)
-    watch = peer_liveness.PeerWatch(tmp_path, 0, 2)
-    for second in range(11):
+    watch = peer_liveness.PeerWatch(tmp_path, node=0, nodes=2)
+    for second in range(11):  # up to 10 s of silence are allowed
         watch.kill_silent_peers(100.0 + second)
     started = pids.start_time(child)
     watch.kill_silent_peers(111.0)
@@ -48,11 +52,11 @@ def test_a_silent_peer_is_killed_and_recorded(tmp_path, child):
 @pytest.mark.parametrize(
     ("phase", "seconds", "is_updated"),
     [("running", range(60), True), ("running", (0, 1, 2, 1000, 1001), False), ("ended", range(30), False)],
-    ids=["updates its record", "silent while the watching supervisor was stopped", "has ended"],
+    ids=["it updates its record", "it was silent while the watching supervisor was stopped", "it has ended"],
 )
-def test_a_peer_is_not_killed_if_it(tmp_path, child, phase, seconds, is_updated):
+def test_a_peer_without_fault_is_not_killed(tmp_path, child, phase, seconds, is_updated):
     path = write(tmp_path, 1, child, phase=phase)
-    watch = peer_liveness.PeerWatch(tmp_path, 0, 2)
+    watch = peer_liveness.PeerWatch(tmp_path, node=0, nodes=2)
     for second in seconds:
         if is_updated:
             os.utime(path, (second, second))
@@ -61,13 +65,14 @@ def test_a_peer_is_not_killed_if_it(tmp_path, child, phase, seconds, is_updated)
 
 
 def test_ended_and_failed_peers_are_detected(tmp_path, child):
-    watch = peer_liveness.PeerWatch(tmp_path, 0, 3)
+    watch = peer_liveness.PeerWatch(tmp_path, node=0, nodes=3)
     assert watch.lost_peer() is None, "no peer has a record yet"
     write(tmp_path, 1, child)
     assert watch.lost_peer() is None
     write(tmp_path, 2, child, causes=("something",))
     assert watch.lost_peer() == 2
     path = write(tmp_path, 1, child)
+    # A process that started at another time is another process: the supervisor has ended.
     path.write_text(path.read_text().replace(f'"start_time": {pids.start_time(child)}', '"start_time": 1'))
     assert watch.lost_peer() == 1
 

@@ -17,7 +17,7 @@ def test_each_built_in_image_has_a_smoke_test_and_pinned_requirements(name):
 
 
 @pytest.mark.parametrize("name", ["../images/pytorch", "vision_hook"])
-def test_an_unknown_image(name):
+def test_an_unknown_image_is_refused_with_the_names_of_those_that_exist(name):
     with pytest.raises(InvalidSpec, match="There are: horovod, horovod-tensorflow, pytorch, tensorflow"):
         read_recipe(name)
 
@@ -47,6 +47,7 @@ def test_every_directive_of_a_recipe_is_read(tmp_path):
         "# smoke: horovod mpi\n"
     )
     recipe = read_recipe("all", tmp_path)
+    # Of each section: options of pip, requirements, and how they are compiled.
     assert recipe.sections == (
         ((), ("first==1",), None),
         (
@@ -83,5 +84,5 @@ def test_an_unknown_directive_is_refused(line, tmp_path):
         ("of-an-operator", True, True, True),
     ],
 )
-def test_images_that_can_use_gpus(name, cpu, cuda, unknown):
+def test_only_images_for_cuda_or_without_a_recipe_use_gpus(name, cpu, cuda, unknown):
     assert [can_use_gpus(name, flavour) for flavour in (Flavour.CPU, Flavour.CUDA, None)] == [cpu, cuda, unknown]

@@ -30,7 +30,8 @@ def binds(arguments, option):
     return [(arguments[at + 1], arguments[at + 2]) for at, word in enumerate(arguments) if word == option]
 
 
-def test_every_namespace_but_the_networks_is_its_own():
+def test_every_namespace_but_that_of_the_network_is_created_with_the_sandbox():
+    """The process that starts bubblewrap is already in the run's own network."""
     arguments = sandbox.arguments(SANDBOX, {})
     kinds = {word for word in arguments if word.startswith("--unshare")}
     assert kinds == {"--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"}
@@ -46,7 +47,8 @@ def test_only_the_gpus_of_the_node_are_seen():
 def test_the_nodes_address_has_a_name_however_it_is_asked_for(harness):
     script = """
     import socket
-    for address in (("127.0.0.1", 1), ("::ffff:127.0.0.1", 1, 0, 0)): print(socket.getnameinfo(address, 8)[0])
+    for address in (("127.0.0.1", 1), ("::ffff:127.0.0.1", 1, 0, 0)):
+        print(socket.getnameinfo(address, socket.NI_NAMEREQD)[0])
     for name in ("localhost", socket.gethostname()):
         print({found[4][0] for found in socket.getaddrinfo(name, 1, type=socket.SOCK_STREAM)} <= {"127.0.0.1", "::1"})
     """

@@ -51,7 +51,7 @@ def test_ranks_get_variables_and_secrets_that_no_record_contains(any_harness):
         assert [path for path in kept if value in path.read_bytes()] == []
 
 
-def test_forked_ranks_get_them_too(harness):
+def test_forked_ranks_get_variables_and_secrets_too(harness):
     hostile.warm(harness)
     run(harness)
 

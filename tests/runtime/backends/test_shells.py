@@ -68,7 +68,7 @@ def is_refused(address):
 def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(any_harness, customer, settings):
     harness = any_harness
     attempt = customer.started(nodes=1)
-    harness.start(PLACE, text="]", name=attempt.run_name)
+    harness.start(PLACE, text="]", name=attempt.run_name)  # "]" ends the list that the rank prints
     of_the_rank = harness.log(name=attempt.run_name).strip()
 
     async def run(websocket, command):
@@ -80,26 +80,27 @@ def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_th
         return output
 
     async def use(browser):
+        # Two shells: the first is killed, and the second is open when the run ends.
         async with browser.websocket(attempt.job_id) as first, browser.websocket(attempt.job_id) as second:
             await first.send(json.dumps({"rows": 30, "columns": 300}))
             of_the_shell = await run(first, "python -c 'import train; print(repr(list(train.place())))'")
             about = await run(first, "echo $RANK/$WORLD_SIZE; stty size")
-            attack = await run(first, "kill -9 1 || echo refused; readlink /proc/1/fd/0 || echo refused")
+            attacks = await run(first, "kill -9 1 || echo refused; readlink /proc/1/fd/0 || echo refused")
             await first.send(b"kill -9 $PPID\n")  # the process between the shell and the console
             codes = [await closing_code(first)]
             phase = harness.backend.describe(attempt.run_name).phase
             await second.send(b"touch $OUTPUT_DIR/go\n")  # the run ends with this shell open
             codes.append(await closing_code(second))
-        return of_the_shell, about, attack, phase, codes
+        return of_the_shell, about, attacks, phase, codes
 
     with asgi_console() as url:
         settings.TRAINYARD_URL = url
-        of_the_shell, about, attack, phase, codes = asyncio.run(use(Browser(url, customer.membership)))
+        of_the_shell, about, attacks, phase, codes = asyncio.run(use(Browser(url, customer.membership)))
     assert of_the_rank in of_the_shell.replace("\r\n", "")
     assert "0/1\r\n30 300\r\n" in about
-    assert attack.count("refused\r\n") == 2
+    assert attacks.count("refused\r\n") == 2
     assert phase is RunPhase.RUNNING
-    assert codes == [1000, 1000]
+    assert codes == [1000, 1000], "both websockets were closed normally"
     status = harness.wait_for_end(attempt.run_name)
     assert (status.outcome, status.failure) == (Outcome.COMPLETED, None)
     assert is_refused(harness.backend.shell_socket(attempt.run_name, 0))
@@ -144,6 +145,7 @@ def test_each_node_has_shells_of_its_own_until_it_ends(any_harness):
 @pytest.mark.slow
 @pytest.mark.local_backend
 def test_a_step_of_slurm_ends_with_its_shell_and_one_that_finds_no_node_says_why(slurm_harness):
+    """For each shell, the console starts a step of the run's job, which passes bytes to the node's socket."""
     slurm_harness.start(WAIT)
 
     def steps():

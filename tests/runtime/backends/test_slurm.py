@@ -1,4 +1,4 @@
-"""What the Slurm backend decides, without a Slurm."""
+"""Decisions of the Slurm backend, without Slurm: settings, capacity, arguments of sbatch, waiting, and why runs end."""
 
 import dataclasses
 
@@ -60,6 +60,7 @@ def test_a_wrong_setting_is_refused_by_its_name(setting, value):
 
 
 def test_a_comment_of_a_job_is_no_preemption():
+    """A preempted run is free, and the job's user writes the comment."""
     job = "JobId=7 JobName=job-1-1 PreemptTime={} Comment=a PreemptTime={}"
     assert has_preemption_time(job.format("2026-01-01T00:00:00", "None"))
     assert not has_preemption_time(job.format("None", "2026-01-01T00:00:00"))
@@ -145,6 +146,7 @@ def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, fie
 
 
 def record(node=0, *, ended=False, started=True, silent_for=1.0, causes=()):
+    """The record of a node on machine n<node>, whose supervisor sent its last heartbeat `silent_for` seconds ago."""
     return {
         "node": node, "machine": f"n{node}", "phase": "ended" if ended else "running", "address": "10.0.0.1",
         "started_at": 9000.0 if started else None, "finished_at": 9990.0 if ended else None, "exit_code": None,
@@ -153,6 +155,7 @@ def record(node=0, *, ended=False, started=True, silent_for=1.0, causes=()):
 
 
 def by_slurm(node=0):
+    """The cause of a node that Slurm ended with SIGTERM, which gives no reason."""
     return {
         "kind": "node_lost", "code": "evicted", "at": 9985.0, "node": node, "rank": None, "message": "",
         "data": {evidence.ENDED_BY_SLURM: True},
@@ -160,16 +163,25 @@ def by_slurm(node=0):
 
 
 def job(state):
-    return SlurmJob("7", state, 8990.0, NOW - 10)
+    return SlurmJob("7", state, started_at=8990.0, ended_at=NOW - 10)
 
 
 def status(records, state, *, request=None, failed=()):
-    observation = Observation(None if state is None else job(state), request, frozenset(failed), 8000.0, NOW)
+    """Return the status of a run whose job is in this state; None: Slurm has forgotten it. `failed` are machines."""
+    observation = Observation(
+        job=None if state is None else job(state),
+        end_request=request,
+        failed_machines=frozenset(failed),
+        submitted_at=8000.0,
+        now=NOW,
+    )
     return merge("job-1-1", 8000.0, [evidence.assess(node, each, observation) for node, each in enumerate(records)])
 
 
 STOP = EndRequest(
-    9980.0, 10.0, {"kind": "stopped", "code": "stopped", "message": "The run was stopped on request.", "data": {}}
+    at=9980.0,
+    grace_seconds=10.0,
+    cause={"kind": "stopped", "code": "stopped", "message": "The run was stopped on request.", "data": {}},
 )
 
 
@@ -194,7 +206,7 @@ def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_,
     ended = status([record()], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
     if state in {"FAILED", "COMPLETED", None}:
-        return
+        return  # `test_a_node_that_slurm_ended_for_no_known_reason_is_free` has these
     # The same if the supervisor could still write that Slurm ended it.
     ended = status([record(ended=True, causes=[by_slurm()])], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
@@ -256,12 +268,14 @@ def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
 def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
     for records in ([None], [record(started=False)]):
         ended = status(records, state)
-        expected = outcome if records != [record(started=False)] or state is not None else Outcome.NODE_LOST
+        # A supervisor that has written a record was there, so it is lost if Slurm has forgotten the job.
+        expected = outcome if records == [None] or state is not None else Outcome.NODE_LOST
         assert (ended.outcome, ended.started_at) == (expected, None)
     assert status([None], "CANCELLED", request=STOP).outcome is Outcome.STOPPED
 
 
 def test_a_requeued_or_silent_run_is_lost():
+    """While Slurm says that the job runs, its supervisor may be silent for 120 s."""
     assert status([record(silent_for=30)], "PENDING").outcome is Outcome.NODE_LOST
     assert status([record(silent_for=200)], "RUNNING").failure.code is FailureCode.NODE_SILENT
     assert status([record(silent_for=100)], "RUNNING").phase is RunPhase.RUNNING
@@ -284,7 +298,7 @@ def test_accounting_that_has_not_recorded_the_end_of_a_job_knows_nothing(tmp_pat
     assert (job is not None and job.state == "TIMEOUT") is is_known
 
 
-def test_accounts_lines_are_read_like_those_of_the_queue():
+def test_lines_of_sacct_are_read_like_those_of_squeue():
     jobs = parse_jobs("7|CANCELLED by 1000|1700000000|1700000060|n[0-1]|None\n7.batch|CANCELLED|1|2||\n\n")
     assert jobs == {"7": SlurmJob("7", "CANCELLED", 1700000000.0, 1700000060.0, "n[0-1]", "None")}
     assert dataclasses.replace(jobs["7"], state="RUNNING").is_active

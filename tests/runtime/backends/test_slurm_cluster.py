@@ -12,13 +12,13 @@ pytestmark = [
     pytest.mark.rerun_if_late("its runs are real processes, which a controller starts after a second or more"),
     pytest.mark.slow,
 ]
-ALL = ["--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100M"]
+EVERY_CORE = ["--ntasks=3", "--cpus-per-task=2", "--mem-per-cpu=100M"]
 """Arguments of a job that takes every core of the cluster."""
 
 
 def test_a_preempted_run_is_free_and_can_save_its_work(slurm_harness):
     slurm_harness.start(POLITE, nodes=3)
-    slurm_harness.cluster.call("sbatch", *ALL, "--partition=urgent", "--output=/dev/null", "--wrap=true")
+    slurm_harness.cluster.call("sbatch", *EVERY_CORE, "--partition=urgent", "--output=/dev/null", "--wrap=true")
     failure = slurm_harness.wait_for_failure(Outcome.NODE_LOST)
     assert failure.code is FailureCode.PREEMPTED, slurm_harness.all_logs("job-1-1")
     # Slurm and the launcher both send SIGTERM, so the second may come while the handler prints.
@@ -33,7 +33,8 @@ def test_a_job_that_an_administrator_cancels_is_free(slurm_harness):
 
 
 def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_harness):
-    blocker = slurm_harness.cluster.call("sbatch", "--parsable", *ALL, "--output=/dev/null", "--wrap=sleep 600").strip()
+    arguments = ["--parsable", *EVERY_CORE, "--output=/dev/null", "--wrap=sleep 600"]
+    blocker = slurm_harness.cluster.call("sbatch", *arguments).strip()
     squeue = ["squeue", "--noheader", f"--jobs={blocker}", "--format=%T"]
     try:
         slurm_harness.cluster.wait_until(
@@ -77,10 +78,10 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_harness, monkey
     slurm_harness.wait_for_outcome(Outcome.COMPLETED)
     assert slurm_harness.log() == "once\n"
     states = slurm_harness.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split("\n")
-    mine = sorted(
+    states_of_its_jobs = sorted(
         line.split()[1] for line in states if line.startswith(slurm_harness.backend._find("job-1-1").job_name)
     )
-    assert mine[0] == "CANCELLED"
+    assert states_of_its_jobs[0] == "CANCELLED", "that of the interrupted submission"
 
 
 def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_harness, tmp_path, monkeypatch):

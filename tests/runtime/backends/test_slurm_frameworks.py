@@ -14,9 +14,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.cores(2)]
 @pytest.mark.parametrize("framework", ["pytorch", "horovod", "tensorflow"])
 def test_a_framework_runs_on_two_nodes(slurm_harness, framework):
     harness = use_image(slurm_harness, framework)
-    spec = dataclasses.replace(spec_of(harness, Case(framework), 2, 1), resources=Resources(cpus=2, memory_mib=4096))
+    spec = spec_of(harness, Case(framework), nodes=2, workers=1)
+    spec = dataclasses.replace(spec, resources=Resources(cpus=2, memory_mib=4096))
     harness.backend.submit(spec)
     status = harness.wait(spec.name, lambda status: status.outcome is not None, seconds=200)
     assert status.outcome is Outcome.COMPLETED, harness.all_logs(spec.name)
+    # What each rank learns from the framework: its rank, the number of ranks, and the sum 1 + 2 of their contributions.
     assert [seen_by(harness, rank)["framework"] for rank in range(2)] == [[rank, 2, 3.0] for rank in range(2)]
     assert {harness.machine(node, spec.name) for node in range(2)} == {"n0", "n1"}

@@ -32,6 +32,7 @@ def cluster(tmp_path):
 
 
 def look(cluster):
+    """Return the line of the report about the smoke run."""
     return smoke_run.check(
         cluster, smoke_run.new_name(), "pytorch", workspace=Path("/w"), memory_mib=256, seconds=600.0
     )

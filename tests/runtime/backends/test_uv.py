@@ -1,4 +1,4 @@
-"""The settings and the programs that builds of images pass on: of pip to uv, of the PATH to compilers."""
+"""What the builder of images passes on: the settings of pip to uv, and the programs of the PATH to compilers."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ install.index-url='https://index.example/simple'
 """
 
 
-def test_uv_gets_what_pip_is_configured_for(monkeypatch):
+def test_uv_gets_the_settings_of_pip_except_those_that_it_has(monkeypatch):
     for name in ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_STRATEGY", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("UV_INDEX", "https://mine.example")

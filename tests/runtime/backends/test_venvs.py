@@ -21,6 +21,7 @@ def folder(tmp_path):
 
 
 def states(folder):
+    """Return whether the image is ready, and whether it is current."""
     return venvs.is_ready(folder.parent, "small"), venvs.is_current(folder.parent, RECIPE, Flavour.CPU)
 
 
@@ -31,7 +32,7 @@ def test_an_incomplete_build_is_not_ready(folder):
         assert states(folder) == (False, False)
 
 
-def test_ready_from_this_recipe_or_from_an_older_one(folder):
+def test_an_image_of_an_older_recipe_is_ready_but_not_current(folder):
     venvs.mark_ready(folder, "digest")
     assert states(folder) == (True, True)
     assert not venvs.is_ready(folder, "../small"), "a path is no name"
@@ -43,6 +44,7 @@ def test_an_image_under_test_is_for_its_builder_only(folder):
     venvs.mark_candidate(folder)
     assert states(folder) == (True, False)
     parent, myself = os.getppid(), os.getpid()
+    # Another process, an earlier process with this pid, and a pid that is larger than any.
     for pid, started in ((parent, pids.start_time(parent)), (myself, 1), (4194304, 7)):
         write_json(folder / "ready.json", {"builder": [pid, started]})
         assert states(folder) == (False, False)

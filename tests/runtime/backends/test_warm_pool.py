@@ -15,8 +15,11 @@ from tests.runtime.conftest import MAY_IMPORT_ANYTHING
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
-HOW = MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
-WAIT = HOW + "import signal\nsignal.pause()\n"
+SHOW_PROGRAM = (
+    MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
+)
+"""Prints the program that runs the rank: `rank.py` after a cold start, `forkserver.py` after a warm one."""
+WAIT = SHOW_PROGRAM + "import signal\nsignal.pause()\n"
 
 
 @pytest.fixture
@@ -36,16 +39,17 @@ def fork_servers(harness):
 
 
 def end(pid, number=signal.SIGKILL):
+    """Send the signal to a process and wait for its end."""
     os.kill(pid, number)
     wait_for(lambda: pids.start_time(pid) is None, 10)
 
 
 def test_the_first_run_starts_cold_and_prepares_the_ranks_of_the_next_ones(harness):
     harness.backend = harness.another(warm_seconds=600)
-    harness.run(HOW)
+    harness.run(SHOW_PROGRAM)
     assert harness.log() == "rank.py\n"
     wait_for(lambda: harness.backend.is_prepared(harness.spec().image), 30)
-    harness.complete(HOW, name="job-2-1", nodes=2, workers_per_node=2)
+    harness.complete(SHOW_PROGRAM, name="job-2-1", nodes=2, workers_per_node=2)
     assert [harness.log(rank, "job-2-1") for rank in range(4)] == ["forkserver.py\n"] * 4
 
 
@@ -88,7 +92,7 @@ def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
     end(daemon_pid(warm))
     for pid in kept:
         wait_for(lambda pid=pid: pids.start_time(pid) is None, 10)
-    warm.complete(HOW)
+    warm.complete(SHOW_PROGRAM)
     assert warm.log() == "rank.py\n"
     assert warm.backend.describe("job-2-1").outcome is None
     wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)
@@ -96,11 +100,12 @@ def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
 
 @pytest.mark.slow
 def test_a_stopped_process_is_not_waited_for(warm):
+    # The fork server works without the daemon. Without the fork server, a run starts cold.
     stopped = (("job-1-1", daemon_pid(warm), "forkserver.py"), ("job-2-1", fork_servers(warm)[0], "rank.py"))
     for name, pid, program in stopped:
         os.kill(pid, signal.SIGSTOP)
         try:
-            warm.complete(HOW, name=name)
+            warm.complete(SHOW_PROGRAM, name=name)
             assert warm.log(name=name) == f"{program}\n"
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -108,9 +113,10 @@ def test_a_stopped_process_is_not_waited_for(warm):
 
 
 def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
+    """The fork server has imported the image's module `json`, so such a run starts cold."""
     (warm.workspace / "json").mkdir()
     (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'mine'\n")
-    warm.complete(HOW + "import json\nprint(json.WHOSE)")
+    warm.complete(SHOW_PROGRAM + "import json\nprint(json.WHOSE)")
     assert warm.log() == "rank.py\nmine\n"
 
 
@@ -120,21 +126,21 @@ def test_another_version_of_the_code_replaces_the_daemon(warm):
     other = warm.another(warm_seconds=600)
     other._pool._version = "another"
     warm.backend = other
-    warm.run(HOW)
+    warm.run(SHOW_PROGRAM)
     assert warm.log() == "rank.py\n"
     wait_for(lambda: other.is_prepared(warm.spec().image) and daemon_pid(warm) != before, 30)
-    warm.run(HOW, name="job-2-1")
+    warm.run(SHOW_PROGRAM, name="job-2-1")
     assert warm.log(name="job-2-1") == "forkserver.py\n"
 
 
 def test_an_idle_daemon_ends(harness):
     harness.backend = harness.another(warm_seconds=1.5)
-    harness.run(HOW)
+    harness.run(SHOW_PROGRAM)
     folder = harness.folder / "runs" / ".warm_pool"
     wait_for((folder / "daemon.json").exists, 20)
     pid = daemon_pid(harness)
     wait_for(lambda: pids.start_time(pid) is None, 20)
-    assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"]
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "log"], "no `daemon.json`"
 
 
 def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch):
@@ -144,7 +150,7 @@ def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch)
     log = harness.folder / "runs" / ".warm_pool" / "log"
     wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)
     assert not harness.backend.is_prepared(harness.spec().image)
-    harness.run(HOW)
+    harness.run(SHOW_PROGRAM)
     assert harness.log() == "rank.py\n"
 
 
@@ -152,10 +158,10 @@ def test_a_warm_rank_imports_the_runs_own_packages(warm, tmp_path):
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "alpha.py").write_text("VERSION = 1\n")
-    script = HOW + "import alpha, sys\nprint(alpha.__file__, sys.path[1])\n"
+    script = SHOW_PROGRAM + "import alpha, sys\nprint(alpha.__file__, sys.path[1])\n"
     warm.complete(script, packages=str(packages))
     assert warm.log() == "forkserver.py\n/opt/trainyard/site-packages/alpha.py /opt/trainyard/site-packages\n"
     # A package that the interpreter has imported already would be the wrong one: the rank starts cold.
     (packages / "json.py").write_text("VERSION = 2\n")
-    warm.complete(HOW + "import json\nprint(json.VERSION)\n", name="job-1-2", packages=str(packages))
+    warm.complete(SHOW_PROGRAM + "import json\nprint(json.VERSION)\n", name="job-1-2", packages=str(packages))
     assert warm.log(name="job-1-2") == "rank.py\n2\n"

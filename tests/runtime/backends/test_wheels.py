@@ -1,4 +1,7 @@
-"""A real compiler, a real pip and a small library in C++, offline: the way Horovod goes, in seconds."""
+"""Wheels that are compiled for an image, as Horovod's is.
+
+The compiler and pip are real. They compile a small library in C++, offline.
+"""
 
 import ctypes
 import os
@@ -14,8 +17,8 @@ from runtime.images import wheels
 from runtime.images.recipes import Compilation, Section
 from runtime.images.wheels import CompilerMissing
 
-# A build backend of a few lines. What the wrapper is to change: a flag gives the answer, another one no compiler knows,
-# and the file that does not compile is taken for an empty one.
+# A small build backend. `CXX` is the compiler's wrapper. It must replace `-DANSWER=1`, leave out `--nonsense`, which no
+# compiler knows, and compile an empty file in place of `broken.cc`.
 BACKEND = """
     import os, subprocess, zipfile
 
@@ -51,17 +54,20 @@ class Shell:
 
     @property
     def compilations(self):
+        """How many of the commands were `pip wheel`."""
         return sum("wheel" in command for command in self.commands)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """The folder of compiled wheels, which does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "trainyard" / "wheels"
 
 
 @pytest.fixture
 def section(tmp_path):
+    """A recipe's section that compiles the library."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "pyproject.toml").write_text(
@@ -95,7 +101,7 @@ def test_a_wheel_is_compiled_by_the_wrapper_once_for_each_recipe(section, cache,
     with zipfile.ZipFile(wheel) as archive:
         library = archive.extract("answer.so", tmp_path)
         assert archive.read("toolchain.cmake") == b"set(FIRST ON)\nset(SECOND ON)"
-    assert ctypes.CDLL(library).answer() == 427
+    assert ctypes.CDLL(library).answer() == 427, "ANSWER is 42, and ADDED is 7"
     other = section._replace(compilation=section.compilation._replace(environment=(("VERSION", "2"),)))
     compile_it(other, shell)
     assert shell.compilations == len(list(cache.iterdir())) == 2
@@ -112,7 +118,7 @@ def test_a_compilation_that_fails_leaves_nothing_in_the_cache(section, cache):
     assert list(cache.iterdir()) == []
 
 
-def test_without_a_compiler_the_sentence_says_what_to_install(section, cache, monkeypatch, tmp_path):
+def test_without_a_compiler_the_error_says_what_to_install(section, cache, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CompilerMissing, match=r"g\+\+ and make must be installed .* apt-get install g\+\+ make"):
         compile_it(section, Shell())
