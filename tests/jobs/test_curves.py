@@ -111,7 +111,7 @@ def test_curves_of_test_and_validation_data_are_offered_first(customer):
     for name in ("value_loss", "val_loss", "test_accuracy", "policy_loss", "eval/loss", "accuracy", "lr"):
         MetricPoint.objects.create(job=job, attempt=1, name=name, step=1, value=0.5, at=job.queued_at)
     names = ["test_accuracy", "accuracy", "eval/loss", "val_loss", "policy_loss", "value_loss"]
-    assert cost_analysis.curve_names(loaded(job)) == names
+    assert cost_analysis.curve_names(reloaded(job)) == names
 
 
 def test_runs_of_one_organization_are_compared(customer, backend, client):
