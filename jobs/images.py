@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from django.conf import settings
 from django.utils.translation import gettext as _
@@ -25,13 +25,10 @@ def problem(image: Image) -> str:
     return problems([image]).get(image.pk, "")
 
 
-def problems(images: Iterable[Image], unavailable: Container[str] | None = None) -> dict[int, str]:
-    """Return what `problem` returns, by the primary keys of the images that have a problem.
-
-    `unavailable`: what `clusters.unavailable_clusters` returned, if the caller has called it already.
-    """
-    silent = clusters.unavailable_clusters() if unavailable is None else unavailable
-    if any(name in silent for name in cluster_names()):
+def problems(images: Iterable[Image]) -> dict[int, str]:
+    """Return what `problem` returns, by the primary keys of the images that have a problem. Makes one query."""
+    unavailable = clusters.unavailable_clusters()
+    if any(name in unavailable for name in cluster_names()):
         return {}  # a cluster that does not answer might run any of the images
     reasons = ((image.pk, [problem_on(image, name) for name in cluster_names()]) for image in images)
     # An image has a problem only if every cluster refuses it. Pages show only the first cluster's reason.

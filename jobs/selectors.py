@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
@@ -525,13 +525,10 @@ def capacity_now(cluster_name: str = "") -> Capacity | None:
     return _capacity(cluster_name) if clusters.does_answer(cluster_name) else None
 
 
-def capacities_now(unavailable: Container[str] | None = None) -> dict[str, Capacity]:
-    """Return the capacity of every cluster that answers, by its name.
-
-    `unavailable`: what `clusters.unavailable_clusters` returned, if the caller has called it already.
-    """
-    silent = clusters.unavailable_clusters() if unavailable is None else unavailable
-    capacities = {name: _capacity(name) for name in cluster_names() if name not in silent}
+def capacities_now() -> dict[str, Capacity]:
+    """Return the capacity of every cluster that answers, by its name."""
+    unavailable = clusters.unavailable_clusters()
+    capacities = {name: _capacity(name) for name in cluster_names() if name not in unavailable}
     return {name: capacity for name, capacity in capacities.items() if capacity}
 
 

@@ -205,9 +205,10 @@ def list_folder(
 
 
 def _sort_key(entry: os.DirEntry[str], folders_first: bool) -> str:
-    """Return an entry's place in a listing: its name after a digit, which is 1 for all but folders if they come first.
+    """Return a text that sorts an entry into a listing: a digit, then its name.
 
-    A text, since a folder of 100,000 files needs as many keys, and texts are compared faster than tuples.
+    If folders come first, their digit is 0 and that of other entries is 1. Else it is 0 for all. A folder may have
+    100,000 entries, and Python compares texts faster than tuples.
     """
     try:
         # Some file systems do not store the kind of an entry in the folder. Then `is_dir` calls stat, which may fail.

@@ -6,7 +6,7 @@ import json
 import math
 import posixpath
 import shlex
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -40,7 +40,7 @@ from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, free_estimates, orders, packages, reruns, script_data
 from jobs import selectors as jobs
-from jobs.clusters import resolve_cluster_name, resources_of, unavailable_clusters
+from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.environment import code_settings, lines_of
 from jobs.fault_tolerance import MAX_RETRIES
 from jobs.images import any_cluster_pulls_images, default_image, problems
@@ -153,9 +153,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
         return render(request, "jobs/training_inactive.html")
     images = list(storage.images_for(organization))
     workspaces = list(storage.workspaces_for(organization))
-    unavailable = unavailable_clusters()
-    specs = specs_on_offer(account.currency, unavailable)
-    problems_by_image = problems(images, unavailable)
+    specs = specs_on_offer(account.currency)
+    problems_by_image = problems(images)
     usable_images = [image for image in images if image.pk not in problems_by_image]
     job_id = parse_row_id(request.GET.get("rerun", ""))
     job = None if job_id is None else jobs.job_for(organization, job_id)
@@ -542,9 +541,9 @@ def _earlier_values(job: Job | None) -> dict[str, list[str]]:
     return earlier_values
 
 
-def specs_on_offer(currency: str, unavailable: Container[str] | None = None) -> list[SpecChoice]:
-    """Return the node specs on offer, each with its free and total nodes. `unavailable`: as for `capacities_now`."""
-    capacities = jobs.capacities_now(unavailable)
+def specs_on_offer(currency: str) -> list[SpecChoice]:
+    """Return the node specs on offer, each with its free and total nodes."""
+    capacities = jobs.capacities_now()
     choices = []
     for offer in billing.offered_specs(currency):
         capacity = capacities.get(resolve_cluster_name(offer.spec.cluster))

@@ -172,7 +172,7 @@ class TestAmounts:
         assert Dispute.objects.get().withdrawn_minor == 5000
 
     def test_in_the_currency_of_the_providers_account_are_not_used(self, provider):
-        """Exchange rates change, so a movement takes or returns the whole disputed amount, whatever it is in euros."""
+        """The amount in euros changes with the exchange rate. Ours does not: all of it is taken, and all returned."""
         top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         dispute = dispute_of(provider)
         first = dict(dispute["balance_transactions"][0]) | {"amount": -4321, "currency": "eur"}

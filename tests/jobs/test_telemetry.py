@@ -223,7 +223,7 @@ def positions(points):
 POSITIONS = {
     "steps that increase are kept": ([(None, 1), (None, 2), (None, 3)], [1, 2, 3]),
     "a restarted count continues": ([(None, 0), (None, 10), (None, 20), (None, 0), (None, 10)], [0, 10, 20, 30, 40]),
-    # The second count begins one gap (50) after the last position, whatever its first step is.
+    # The second epoch begins one gap (50) after the last position. Its own first step does not matter.
     "the second epoch's first report is at a later step": ([(1, 0), (1, 50), (2, 20), (2, 70)], [0, 50, 100, 150]),
     "a step that is reported again counts up": ([(None, 0), (None, 0), (None, 0)], [0, 1, 2]),
     "a step out of order is no restart": ([(None, 1), (None, 3), (None, 2), (None, 4)], [1, 3, 2, 4]),
