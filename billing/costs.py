@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django.core.cache import cache
 from django.db.models import CharField, Count, F, QuerySet, Sum, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce, TruncDate
@@ -30,6 +31,10 @@ OTHER_SERIES = "…"
 """Name of the series that adds up the rest."""
 MAX_MONTHS = 12
 """Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
+PAST_DAYS_DELAY = timedelta(hours=1)
+"""How long after its end a day's spend is final: much longer than the transaction that writes a receipt takes."""
+PAST_DAYS_KEPT_SECONDS = 3600
+"""How long the spend of past days is kept in the cache: a changed email address shows up after at most this time."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -145,9 +150,24 @@ def spent_minor(organization: Organization, month: Month) -> int:
 
 
 def spending(organization: Organization, month: Month) -> list[Spend]:
-    """Return a month's spend. `shares_by` and `by_day` group it further, so one query serves all reports."""
+    """Return a month's spend. `shares_by` and `by_day` group it further, so one query serves all reports.
+
+    Receipts never change, so the spend of past days is read once an hour: a month can have 100,000 receipts.
+    """
+    today = installation_time(timezone.now() - PAST_DAYS_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
+    past_until = min(max(today, month.start), month.end)
+    past: list[dict[str, Any]] | None = cache.get_or_set(
+        f"billing.costs:{organization.pk}:{month.start.isoformat()}:{past_until.isoformat()}",
+        lambda: _rows_of_spending(organization, month.start, past_until),
+        PAST_DAYS_KEPT_SECONDS,
+    )
+    return [Spend(**row) for row in [*(past or ()), *_rows_of_spending(organization, past_until, month.end)]]
+
+
+def _rows_of_spending(organization: Organization, start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """Return the fields of each Spend of a time that begins and ends at midnight."""
     rows = (
-        receipts(organization, month)
+        Receipt.objects.filter(organization=organization, created_at__gte=start, created_at__lt=end)
         .annotate(
             **{dimension: _name_expression(dimension) for dimension in DIMENSIONS},
             day=TruncDate("created_at", tzinfo=timezone.get_default_timezone()),
@@ -157,7 +177,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
         .annotate(amount_minor=Sum("total_minor"), runs=Count("hold"))
         .order_by()
     )
-    return [Spend(**row) for row in rows]
+    return list(rows) if start < end else []
 
 
 def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
@@ -190,8 +210,11 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> DailySpend:
     return DailySpend(names, days)
 
 
-def forecast(organization: Organization, now: datetime | None = None) -> Forecast:
-    """Forecast the cost of the month of `now` (default: this month) from the spend of the last two weeks."""
+def forecast(organization: Organization, spent_minor: int, now: datetime | None = None) -> Forecast:
+    """Forecast the cost of the month of `now` (default: this month) from the spend of the last two weeks.
+
+    `spent_minor` is the month's spend until now: its callers know it already.
+    """
     at = now or timezone.now()
     month = month_of(at)
     since = at - timedelta(days=FORECAST_DAYS)
@@ -201,7 +224,7 @@ def forecast(organization: Organization, now: datetime | None = None) -> Forecas
     period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
     recent_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"])
     return Forecast(
-        spent_minor=spent_minor(organization, month),
+        spent_minor=spent_minor,
         daily_minor=recent_minor / _days(max(period, timedelta(days=1))),
         days_left=_days(month.end - at),
     )

@@ -162,13 +162,14 @@ class CostsView(TenantView):
         account, month = wallet_of(self), costs.parse_month(request.query_params.get("month", ""))
         spends = costs.spending(self.organization, month)
         days = costs.by_day(spends, month, "node_spec").days  # any dimension will do: the amounts are summed below
+        spent_minor = sum(spend.amount_minor for spend in spends)
         shares = {f"by_{name}": costs.shares_by(spends, name) for name in costs.DIMENSIONS}
         data = {
             "month": month.name,
             "currency": account.currency,
-            "spent_minor": sum(spend.amount_minor for spend in spends),
+            "spent_minor": spent_minor,
             "held_minor": account.held_minor,
-            "forecast_minor": costs.forecast(self.organization).total_minor if month.is_current else None,
+            "forecast_minor": costs.forecast(self.organization, spent_minor).total_minor if month.is_current else None,
             "days": {day.isoformat(): sum(amounts) for day, amounts in days.items() if any(amounts)},
             **shares,
         }

@@ -52,6 +52,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
         for spend in costs.spending(organization, month)
     ]
     names, days = costs.by_day(spends, month, dimension)
+    spent_minor = sum(spend.amount_minor for spend in spends)
     return render(
         request,
         "billing/cost_list.html",
@@ -63,9 +64,9 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "dimension": dimension,
             "titles": TITLES,
             "shares": {name: costs.shares_by(spends, name) for name in costs.DIMENSIONS},
-            "spent_minor": sum(spend.amount_minor for spend in spends),
+            "spent_minor": spent_minor,
             "previous_minor": costs.spent_minor(organization, month.previous),
-            "forecast": costs.forecast(organization) if month.is_current else None,
+            "forecast": costs.forecast(organization, spent_minor) if month.is_current else None,
             "chart": _chart_data(names, days, account.currency),
             "holds": costs.open_holds(account).select_related("order__job", "sweep"),
             "budgets": budgets.states_of(account),

@@ -54,6 +54,23 @@ def test_days_sum_to_the_month_and_small_shares_are_merged(account):
     assert sum(map(sum, days.values())) == costs.spent_minor(account.organization, month) == 450
 
 
+def test_past_days_are_read_once_and_the_present_day_each_time(account, monkeypatch, django_assert_num_queries):
+    now = datetime(2100, 11, 16, 12, tzinfo=UTC)  # after the prices took effect
+    monkeypatch.setattr(timezone, "now", lambda: now)
+    spent_minor = lambda: sum(row.amount_minor for row in costs.spending(account.organization, costs.month_of(now)))
+    backdate(run(account, 70), now - timedelta(days=1))
+    with django_assert_num_queries(2):  # one for the past days, one for the present day
+        assert spent_minor() == 70
+    run(account, 5)
+    with django_assert_num_queries(1):
+        assert spent_minor() == 75
+    # At half past midnight, a transaction that began before midnight may still add a receipt to the day before.
+    now += timedelta(hours=12, minutes=30)
+    assert spent_minor() == 75
+    backdate(run(account, 2), now - timedelta(minutes=31))
+    assert spent_minor() == 77
+
+
 def test_months_follow_the_installations_time_zone(account, settings):
     settings.TIME_ZONE = "Asia/Shanghai"
     november = costs.parse_month("2026-11")
@@ -105,6 +122,7 @@ def test_the_forecast_continues_the_spend_of_recent_days(account, runs, spent, d
     now = datetime(2026, 11, 16, tzinfo=UTC)
     for amount, ago in runs:
         backdate(run(account, amount), now - ago)
-    forecast = costs.forecast(account.organization, now)
+    spent_minor = costs.spent_minor(account.organization, costs.month_of(now))
+    forecast = costs.forecast(account.organization, spent_minor, now)
     assert (forecast.spent_minor, forecast.daily_minor, forecast.days_left) == (spent, Decimal(daily), 15)
     assert forecast.total_minor == spent + 15 * daily
