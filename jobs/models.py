@@ -341,7 +341,8 @@ class Job(models.Model):
             ),
             models.Index(fields=["organization", "-id"], name="jobs_of_an_organization"),
             # For the sort orders and filters of the list of jobs: see `job_search`.
-            models.Index(fields=["organization", "queued_at", "id"], name="jobs_by_order_time"),
+            # With `name`, a search by name reads only this index, not 20,000 jobs that are spread over the table.
+            models.Index(fields=["organization", "queued_at", "id"], include=["name"], name="jobs_by_order_and_name"),
             models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
             models.Index(fields=["workspace", "queued_at", "id"], name="jobs_of_a_workspace"),

@@ -32,8 +32,8 @@ SUGGESTED_MULTIPLES = (4, 10, 20, 100)
 """Top-up amounts offered as buttons, as multiples of the smallest top-up: $20, $50, $100 and $500 if that is $5."""
 PAGE_SIZE = 25
 """How many transactions or receipts one page shows."""
-MAX_MATCHES = 1000
-"""Largest number of receipts that a search shows, the newest first: nobody reads more than 40 pages."""
+MAX_MATCHES = 250
+"""Largest number of receipts that a search shows, the newest first: ten pages. More would make frequent words slow."""
 MAX_LATEST_RECEIPTS = 6
 """How many receipts the wallet shows beside its transactions; a link leads to the others."""
 HOLD_FIELDS = ("amount_minor", "metered_minor", "order__job__name", "order__job__state", "sweep__name", "sweep__state")
