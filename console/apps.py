@@ -25,6 +25,12 @@ class ConsoleConfig(AppConfig):
 
 
 class StaticFiles(StaticFilesConfig):
-    """Leaves out large files of the API reference that no page uses, because compressing them takes long."""
+    """Leaves out large files that no page uses, because compressing them takes long.
 
-    ignore_patterns = [*StaticFilesConfig.ignore_patterns, "redoc", "swagger-ui-es-bundle*", "swagger-ui.js*"]
+    They are a second API reference, the pages of Django REST framework, and other versions of htmx.
+    """
+
+    ignore_patterns = [
+        *StaticFilesConfig.ignore_patterns, "redoc", "swagger-ui-es-bundle*", "swagger-ui.js*", "rest_framework",
+        "django_htmx",
+    ]  # fmt: skip

@@ -416,9 +416,10 @@ STATIC_ROOT: Path = Path(env.str("TRAINYARD_STATIC_ROOT", str(VAR_DIR / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+    "staticfiles": {"BACKEND": "console.serving.static.StaticStorage"},
 }
 WHITENOISE_USE_FINDERS = DEBUG
+WHITENOISE_KEEP_ONLY_HASHED_FILES = True  # compressing the others too would double the time of the first start
 WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "map"]  # only developers load source maps
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {

@@ -6,6 +6,13 @@ from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from whitenoise.middleware import WhiteNoiseMiddleware
+from whitenoise.storage import CompressedManifestStaticFilesStorage
+
+
+class StaticStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # WhiteNoise publishes no types
+    """Names each file by its hash, also in the imports of JavaScript modules, so that browsers may keep all of them."""
+
+    support_js_module_import_aggregation = True
 
 
 class StaticMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise publishes no types
