@@ -109,7 +109,7 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
     names = [re.findall(r"(?:folder|file)/many/(\w)\"", page) for page in shown]
     assert names == [["z", "a"], ["b", "c"]]
     assert "Your organization uses" in shown[0]
-    assert owner_page.get(f"{url}?after=x").status_code == 302  # an invalid position leads to the first page
+    assert owner_page.get(f"{url}?after=x").status_code == 302  # an invalid position leads to the workspace's page
 
 
 def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(customer, owner_page):

@@ -16,7 +16,7 @@ from storage.models import Image, Registry
 
 pytestmark = pytest.mark.django_db
 MINE = {
-    "name": "a-mine",
+    "name": "a-mine",  # the first by name, yet not the default
     "title": "Mine",
     "reference": "registry.example.com:5000/team/train:1",
     "frameworks": ["pytorch", "horovod"],
