@@ -448,6 +448,7 @@ class World:
             "secrets": "MATRIX",
             "shared-datasets": "lent",
         }
+        # Of the route, else of its section, else `digits`. A DELETE needs an object that no job uses: `spare`, `own`.
         name = {"datasets/<str:name>/": "spare", "images/<str:name>/": "own"}.get(route, names.get(section, "digits"))
         file = "outputs/train.py" if section == "jobs" else "train.py"
         parts = {

@@ -124,8 +124,8 @@ def test_closing_an_account_needs_another_owner_or_a_closed_organization_and_kee
     services.create_token(membership=owner, name="ci")
     with pytest.raises(SoleOwner, match=owner.organization.name):
         services.close_account(user=owner.user)
-    administrator = UserFactory(is_staff=True)  # no administrator can
-    with pytest.raises(SoleOwner):
+    administrator = UserFactory(is_staff=True)
+    with pytest.raises(SoleOwner):  # no administrator can close their own
         services.close_account(user=administrator)
     administrator.delete()
     services.close_account(user=member.user)

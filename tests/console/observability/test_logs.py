@@ -19,7 +19,7 @@ from console.observability import context, logs
 ROOT = Path(__file__).resolve().parents[3]
 SCOPE = {
     "type": "http", "method": "GET", "path": "/healthz", "query_string": b"secret=1", "http_version": "1.1",
-    "headers": [(b"host", b"127.0.0.1"), (b"accept", b"text/event-stream"), (b"x-request-id", b"of-the-proxy-1")],
+    "headers": [(b"host", b"127.0.0.1"), (b"x-request-id", b"of-the-proxy-1")],
     "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "root_path": "",
 }  # fmt: skip
 PROCESS = """
