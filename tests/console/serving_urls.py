@@ -30,6 +30,7 @@ def page(request):
 
 def stream(request):
     if "organization" in request.GET:
+        # As authentication does. The server counts streams and uploads by it.
         context.add(organization=int(request.GET["organization"]))
 
     async def events():

@@ -102,6 +102,7 @@ def test_json_that_is_nested_too_deeply_is_refused(api, owner):
 
 
 def _serializers(base=serializers.ModelSerializer):
+    """Yield the console's own serializers of models."""
     for kind in base.__subclasses__():
         yield from _serializers(kind)
         if kind.__module__.startswith(("console.", "billing.", "jobs.", "storage.")):
@@ -109,7 +110,7 @@ def _serializers(base=serializers.ModelSerializer):
 
 
 def _is_nullable(model, source):
-    """Return whether a column on the way to a read-only field's value is nullable."""
+    """Return whether a column that `source`, such as `hold.receipt.pk`, passes on its way is nullable."""
     for name in source.split("."):
         try:
             column = model._meta.get_field(name)
@@ -162,7 +163,7 @@ def test_djangos_own_errors_under_the_api_are_json(client):
     for name, host, status, code in (
         ("forbidden", "testserver", 403, "not_allowed"),
         ("nowhere", "testserver", 404, "not_found"),
-        ("broken", "evil.example", 400, "malformed"),
+        ("broken", "evil.example", 400, "malformed"),  # refused before the view: no host of this console
     ):
         answer = client.get(f"/api/v1/{name}/", headers={"host": host})
         assert (answer.status_code, answer.json()["code"]) == (status, code)

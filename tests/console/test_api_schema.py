@@ -1,7 +1,8 @@
 """Schemathesis sends every operation of the API's schema requests that fit it and requests that do not.
 
 None ends in a server error, and no answer differs from what the schema says: status, content type and body. Half of the
-requests name objects that exist: those of the request matrix. `FUZZ_EXAMPLES=500` sends more, others each time.
+requests name objects that exist: those of the request matrix. `FUZZ_EXAMPLES=500` sends each operation 500 requests,
+different ones each time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 INPUT_EXAMPLES, PATH_EXAMPLES = 6, 3
-"""How many requests an operation gets: one with a body or a query, and one whose path alone can be wrong."""
+"""How many requests an operation gets: the first if it has a body or a query, else the second."""
 FUZZED = hypothesis.settings(
     derandomize=not EXAMPLES,
     phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],
@@ -83,7 +84,7 @@ class Known:
 
 
 def known_of(world: World, jobs: list[str], operation: APIOperation) -> Known:
-    """Return what the request matrix knows of the operation, and all jobs."""
+    """Return what the request matrix knows of the operation. `jobs` are the ids for paths that name a job."""
     shape = re.sub(r"{\w+}", "{}", operation.path)
     route = next(route for route in ROUTES if "/api/v1/" + re.sub(r"<[\w:]+>", "{}", route) == shape)
     values = re.fullmatch(re.sub(r"<[\w:]+>", "(.+)", route), world.path_of(route))
@@ -95,9 +96,10 @@ def known_of(world: World, jobs: list[str], operation: APIOperation) -> Known:
 
 @st.composite
 def requests_of(draw: st.DrawFn, operation: APIOperation, known: Known, modes: list[GenerationMode]) -> Any:
-    """Draw a request: of an object that exists or not, with the body that works or not, or with most fields of it.
+    """Draw a request: with the path of an object that exists or a drawn one, and with a body.
 
-    The simplest one, which hypothesis tries first, works.
+    The body is drawn, or it is the one that works, with up to two of its fields drawn. The simplest of these requests,
+    which hypothesis tries first, works.
     """
     case = draw(operation.as_strategy(generation_mode=draw(st.sampled_from(modes))))
     if known.paths and not draw(st.booleans()):
@@ -180,6 +182,6 @@ def test_every_operation_answers_as_its_schema_says(backend, world):
     failed = owner.end(owner.started(), Outcome.CODE_FAILED, message="Rank 1: ValueError: no such shape")
     jobs = [str(job) for job in (world.job, completed.pk, failed.pk)]
     schema = openapi.from_dict(SchemaGenerator().get_schema(request=None, public=True))
-    schema.config.generation.update(with_security_parameters=False)
+    schema.config.generation.update(with_security_parameters=False)  # the client sends the owner's token
     found = list(failures(world, jobs, schema.get_all_operations()))
     assert not found, "\n\n".join(found)

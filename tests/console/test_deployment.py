@@ -125,7 +125,7 @@ def test_the_examples_password_and_a_generated_key_are_not_ready_and_prepare_ref
     (deployed.VAR_DIR / "secret_key").write_text(deployed.SECRET_KEY)
     assert unready_settings() == {"DATABASE_URL", "SECRET_KEY"}
     with pytest.raises(CommandError, match="not ready"):
-        call_command("prepare", "--trial")  # before it needs the database, which this test lacks
+        call_command("prepare", "--trial")  # refused before it needs the database, which this test lacks
     assert "DATABASE_URL" in capsys.readouterr().err
 
 

@@ -43,6 +43,7 @@ def rounds_of(texts):
 
 
 def others(texts):
+    """Return an endless iterator over the texts but NUL."""
     return cycle(text for name, text in texts.items() if name != "nul")
 
 
@@ -127,6 +128,7 @@ def test_no_parameter_path_or_header_of_the_api_causes_a_server_error(world, cli
     client.force_login(world.owner.user)
     for text in (odd.encode().decode("latin-1") for odd in ODD.values()):  # servers read headers as Latin-1
         for header in HEADERS:
+            # `bytes=` is the form of a Range. The other headers have no form.
             within = f"sessionid={text}; csrftoken={text}" if header == "Cookie" else f"bytes={text}-"
             assert_no_server_error(owner.get("/api/v1/jobs/", headers={header: text}), header)
             assert_no_server_error(client.get("/jobs/", headers={header: within}), header)
@@ -135,11 +137,11 @@ def test_no_parameter_path_or_header_of_the_api_causes_a_server_error(world, cli
 
 
 def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
-    kept = ("x" * 255, "ключ", "☃" * 255, "a b", "", "\xa0")
+    accepted = ("x" * 255, "ключ", "☃" * 255, "a b", "", "\xa0")
     refused = ("a\0b", "\0", "x" * 256, "x" * 300, "☃" * 256, "a\tb", "a\x7fb", "\ud800")
     before = Order.objects.count()
     for path, body in (("orders/", {"quote": str(world.quote)}), ("probes/", QUOTE), (f"jobs/{world.job}/rerun/", {})):
-        for key in (*kept, *refused):
+        for key in (*accepted, *refused):
             ask = lambda key=key, path=path, body=body: world.clients["owner"].post(
                 f"/api/v1/{path}", body, format="json", headers={"Idempotency-Key": key}
             )
@@ -151,7 +153,7 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
                 assert (first.status_code, set(first.data["fields"]), created) == (400, {"Idempotency-Key"}, 0), key
             else:
                 assert first.status_code == 201, (path, key, first.data)
-                if key:
+                if key:  # an empty one is none
                     assert (second.status_code, second.data["id"], created) == (201, first.data["id"], 1), key
 
 
@@ -159,7 +161,7 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(world):
 def test_no_request_of_a_page_or_form_causes_a_server_error(world, client):
     ids = {"<int:pk>": world.job, "<int:attempt>": 1, "<uuid:quote_id>": world.quote, "<file:path>": "train.py"}
     for texts, (route, _pattern) in product(rounds_of(ODD), routes_of()):
-        if route.startswith(ELSEWHERE) or "^" in route:
+        if route.startswith(ELSEWHERE) or "^" in route:  # "^": a regular expression, of a library's route
             continue
         path = "/" + route.replace("<slug:name>", "matrix" if route.startswith("workspaces") else "digits")
         for part, value in ids.items():

@@ -118,7 +118,7 @@ ROUTES = {
     "organization/": {"GET": listing(), "PATCH": Ask(MANAGE, 200, 200, {"name": "Renamed"})},
     "organization/closure/": {
         "GET": listing(MANAGE),
-        "POST": Ask(MANAGE, 400, 400, {"confirmation": "another"}),
+        "POST": Ask(MANAGE, 400, 400, {"confirmation": "another"}),  # not the organization's slug
         "DELETE": Ask(MANAGE, 204, 204),
     },
     "organization/export/": {"GET": listing(MANAGE)},
@@ -211,7 +211,7 @@ ROUTES = {
     "budgets/": {"GET": listing(), "PUT": Ask(PAY, 200, 200, {"amount_minor": 10**6})},
     "credits/": {"GET": listing()},
     "vouchers/redeem/": {"POST": Ask(PAY, 201, 201, {"code": "MATRIX25"})},
-    "invoices/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 204)},
+    "invoices/": {"GET": listing(PAY), "POST": Ask(PAY, 201, 204)},  # the other organization has no charges
     "invoices/<int:pk>/": {"GET": Ask(PAY)},
     # without Pango there is no PDF, and the answer says so
     "invoices/<int:pk>/pdf/": {"GET": Ask(PAY, 200 if invoice_pdf.is_available() else 503)},
@@ -220,6 +220,7 @@ ROUTES = {
     "products/": {"GET": listing()},
     "services/distributed-training/activate/": {"POST": Ask(MANAGE, 200, 200, {"accept_terms": True})},
     "services/distributed-training/deactivate/": {"POST": Ask(MANAGE, 204, 204)},
+    # the other organization has no workspace `matrix` (400), and cannot buy our quotes (404)
     "quotes/": {"POST": Ask(RUN, 201, 400, QUOTE)},
     "quotes/<uuid:quote_id>/": {"GET": Ask(VIEW)},
     "quotes/<uuid:quote_id>/comparison/": {"GET": Ask(VIEW)},
@@ -252,18 +253,18 @@ ROUTES = {
     "jobs/<int:pk>/telemetry/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/stacks/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/check/": {"GET": Ask(VIEW)},
+    # a built-in image, which every organization can check
     "images/<str:name>/check/": {"POST": Ask(RUN, 201, 201, {"node_spec": "nano", "nodes": 1})},
-    "jobs/<int:pk>/packages/": {"GET": Ask(VIEW, 404)},
+    "jobs/<int:pk>/packages/": {"GET": Ask(VIEW, 404)},  # its workspace has no requirements file
     "jobs/<int:pk>/diagnosis/": {"GET": Ask(VIEW, 404)},  # the job has not failed
     "jobs/<int:pk>/events/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/environment/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/configuration/": {"GET": Ask(VIEW)},
-    # the job has not ended: there is no receipt yet, and its results stay
     "jobs/<int:pk>/files/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/files/<file:path>": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/archive/": {"GET": Ask(VIEW)},
-    "jobs/<int:pk>/results/": {"DELETE": Ask(STORE, 409)},
-    "jobs/<int:pk>/receipt/": {"GET": Ask(VIEW, 404)},
+    "jobs/<int:pk>/results/": {"DELETE": Ask(STORE, 409)},  # the job has not ended
+    "jobs/<int:pk>/receipt/": {"GET": Ask(VIEW, 404)},  # likewise
 }
 
 
@@ -285,7 +286,7 @@ def test_every_route_and_method_is_in_the_table():
 def test_only_operators_read_metrics_and_everyone_reads_the_health(client, owner, settings, route):
     settings.METRICS_TOKEN = "of-the-operator"
     get = lambda **headers: client.get(f"/{route}", headers=headers).status_code
-    statuses = [get()]
+    statuses = [get()]  # of an anonymous client, then of a customer and an administrator: metrics need the token
     for user in (owner.user, UserFactory(is_staff=True, is_superuser=True)):
         client.force_login(user)
         statuses.append(get())
@@ -447,6 +448,7 @@ class World:
             "secrets": "MATRIX",
             "shared-datasets": "lent",
         }
+        # Of the route, else of its section, else `digits`. A DELETE needs an object that no job uses: `spare`, `own`.
         name = {"datasets/<str:name>/": "spare", "images/<str:name>/": "own"}.get(route, names.get(section, "digits"))
         file = "outputs/train.py" if section == "jobs" else "train.py"
         parts = {
@@ -500,6 +502,7 @@ def test_everyone_gets_what_their_role_allows(world):
                 actual[key] = world.status(actor, method, route, ask.body, ask.query)
                 wanted[key] = expected(ask, actor)
     assert actual == wanted
+    # A method that the route lacks.
     assert [world.status(actor, "PUT", "whoami/") for actor in ("nobody", "owner")] == [401, 405]
 
 

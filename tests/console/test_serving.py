@@ -1,6 +1,6 @@
 """The real web server, with real sockets: streams, uploads, and clients that are slow or hold too much.
 
-It is tried alone, and behind Debian's nginx with the settings of the ingress in `deploy/`.
+The server is tried alone, and behind Debian's nginx with the settings of the ingress in `deploy/`.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1024 * 1024
 STREAM = "GET {} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n"
 FILES = "/api/v1/workspaces/code/files"
-UPLOAD = f"PUT {FILES}/slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
 # The beginnings of requests: their clients send the rest slowly, or never.
+UPLOAD = f"PUT {FILES}/slow HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
 GET = "GET /page HTTP/1.1\r\nX-Slow: "
 FORM = "POST /form HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
 
@@ -227,7 +227,7 @@ def test_streams_of_an_organization_are_limited(server):
         return server.connect(STREAM.format(f"/stream?organization={organization}"))
 
     with ExitStack() as clients:
-        for organization in (1, 1, 1, 2):
+        for organization in (1, 1, 1, 2):  # each may have three: see `serving_settings`
             read_until(clients.enter_context(stream(organization)), b"event: hello")
         with stream(1) as one_more:
             text = read_until(one_more, b"}")
@@ -379,6 +379,7 @@ def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request
     listener = request.getfixturevalue("behind_nginx")(patient_server) if is_behind_nginx else patient_server
     heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
     clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
+    # As many uploads as the server has threads for them.
     clients += [listener.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]
     with trickling(clients) as count_open:
         for _ in range(10):

@@ -14,7 +14,7 @@ NEVER_SET = SimpleNamespace(wait=lambda _seconds: False)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only polls of /readyz move: each waits five seconds for an answer, and gets none."""
+    """A clock that moves only when /readyz is polled. Each poll waits five seconds for an answer, and gets none."""
     clock = SimpleNamespace(seconds=0.0)
 
     def poll():

@@ -42,7 +42,7 @@ def idp(settings, saml_providers):
     saml_idp.configure(settings, idp.certificate, CONSOLE)
     if not idp.knows_console:
         metadata = browser().get(reverse("saml_metadata", args=["acme"])).content.decode()
-        assert "validUntil" not in metadata
+        assert "validUntil" not in metadata  # a provider reads it once, so it must not expire
         assert "SingleLogoutService" not in metadata
         for each in saml_providers:
             each.read_metadata(metadata)

@@ -97,7 +97,7 @@ def test_a_token_creates_no_token_that_may_do_more_or_lives_longer(api, owner):
         assert set(client_with_created_token(api, child).get(WHOAMI).data["capabilities"]) <= {"run", "view"}
 
 
-def test_a_viewer_cannot_ask_for_a_scope_that_the_role_lacks(api, owner):
+def test_no_token_gets_a_scope_that_the_role_lacks_or_invalid_values(api, owner):
     viewer = MembershipFactory(organization=owner.organization, role=Role.VIEWER)
     assert api(viewer).post("/api/v1/tokens/", {"name": "x", "scopes": ["store"]}).status_code == 400
     for body in ({"scopes": ["root"]}, {"scopes": "run"}, {"days": 0}, {"days": 10**9}):
@@ -160,7 +160,7 @@ def test_the_first_membership_is_used_unless_another_is_chosen(django_assert_num
         request = request_of(first.user, **{ORGANIZATION_SESSION_KEY: second.organization_id})
         assert (request.membership.organization, request.membership.user) == (second.organization, first.user)
         assert request.memberships == [first, second]
-    for invalid in (foreign.organization_id, "7; drop", None, True):
+    for invalid in (foreign.organization_id, "7; drop", None, True):  # then the first is used
         assert request_of(first.user, **{ORGANIZATION_SESSION_KEY: invalid}).membership == first
 
 

@@ -65,12 +65,13 @@ def test_the_owner_cannot_see_whether_the_address_has_an_account(api, owner):
     for address in (UserFactory(language="en").email, INVITED):
         answer = api(owner).post(API, {"email": address, "role": "viewer"})
         answers.append({**answer.data, "id": 0, "email": "", "created_at": "", "expires_at": ""})
-        Invitation.objects.filter(mailed_at=None).update(expires_at=tomorrow)
+        Invitation.objects.filter(mailed_at=None).update(expires_at=tomorrow)  # both emails name the same time
         invitations.send_due()
         messages.append((mail.outbox[-1].subject, mail.outbox[-1].body.replace(mailed_link(), "")))
         assert mail.outbox[-1].to == [address]
     assert answers[0] == answers[1]
     assert messages[0] == messages[1]
+    # Owners know their members, so this may be said.
     assert "email" in api(owner).post(API, {"email": owner.user.email}).data["fields"]
 
 

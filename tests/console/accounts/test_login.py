@@ -74,10 +74,10 @@ def test_sign_up_does_not_reveal_who_has_an_account(client, settings, mailoutbox
 
 
 def test_wrong_passwords_block_the_account_from_that_ip_address_alone(client):
+    """If the account were blocked everywhere, an attacker could lock its owner out."""
     user = UserFactory()
-    # Else an attacker could lock the owner out.
     assert not any(log_in(client, user, "guess", "203.0.113.9") for _ in range(5))
-    assert not log_in(client, user, PASSWORD, "203.0.113.9")
+    assert not log_in(client, user, PASSWORD, "203.0.113.9")  # five are the limit
     assert log_in(client, user, PASSWORD, "203.0.113.10")
 
 
@@ -126,6 +126,6 @@ def test_a_process_hashes_few_passwords_at_once(monkeypatch):
 
     monkeypatch.setattr(Argon2PasswordHasher, "encode", encode)
     with ThreadPoolExecutor(4 * hashers.MAX_CONCURRENT_HASHES) as pool:
-        jobs = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(8)]
-    assert [job.result() for job in jobs] == ["x"] * 8
+        hashes = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(8)]
+    assert [each.result() for each in hashes] == ["x"] * 8
     assert peak == hashers.MAX_CONCURRENT_HASHES

@@ -104,7 +104,7 @@ def test_a_stream_ends_when_the_rule_begins(owner, member, rf):
     request._request, request.auth = request, None
     request.session, request.user = logged_in(member.user).session, member.user
     request.membership = member
-    assert is_still_allowed(request, Capability.VIEW)
+    assert is_still_allowed(request, Capability.VIEW)  # which a stream asks from time to time
     protect(owner.user)
     services.set_second_factor_required(organization=owner.organization, is_required=True, actor=owner.user)
     assert not is_still_allowed(request, Capability.VIEW)

@@ -107,8 +107,6 @@ HOSTILE = {
         for place in PLACES
     },
 }
-
-
 """Each case: the reason in the log, and a function that makes the response. `answer(...)` makes a valid one."""
 
 
@@ -156,6 +154,7 @@ def test_a_response_is_used_once_and_by_the_browser_that_asked(idp):
 
 def test_a_log_in_that_the_provider_starts_works_once_if_it_is_allowed(idp, settings):
     saml_idp.configure(settings, idp.certificate, CONSOLE, allow_idp_initiated=True)
+    # There is no request. The provider knows these addresses from the console's metadata.
     request = SimpleNamespace(
         id=None,
         assertion_consumer_service_url=f"{CONSOLE}{reverse('saml_acs', args=['acme'])}",

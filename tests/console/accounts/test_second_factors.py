@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
 
 
 def code_of(secret):
+    """Return the code that an authenticator app with this key shows now."""
     return totp.format_hotp_value(totp.hotp_value(secret, int(time.time()) // 30))
 
 
@@ -27,9 +28,11 @@ def user():
 
 
 def enter_password(user, address="198.51.100.1", next_page=""):
-    """Return a browser that has sent the password, and the answer."""
+    """Return a browser that has sent the password, and the answer.
+
+    Limits of log-ins count by IP address, so tests that log in often pass several.
+    """
     client = Client()
-    # The limits of log-ins count by address, so tests that log in often pass several.
     query = f"?next={next_page}" if next_page else ""
     form = {"login": user.email, "password": PASSWORD, "next": next_page}
     return client, client.post(reverse("account_login") + query, form, **behind(address))
@@ -111,7 +114,7 @@ def test_no_code_is_accepted_once_the_key_of_the_installation_is_lost(user, sett
     _secret, codes = set_up_authenticator_app(user)
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", []
     client, _answer = enter_password(user)
-    for code in (codes[0], code_of("")):
+    for code in (codes[0], code_of("")):  # also none of an empty key, in case the lost one is read as empty
         assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 200
 
 
@@ -120,7 +123,7 @@ def test_a_person_ends_only_their_own_other_sessions(user):
     other, _answer = enter_password(user)
     stranger, _answer = enter_password(MembershipFactory().user)
     page = current.get(reverse("security"))
-    assert [each["is_current"] for each in page.context["sessions"]] == [False, True]
+    assert [each["is_current"] for each in page.context["sessions"]] == [False, True]  # the newest is `other`
     foreign = UserSession.objects.exclude(user=user).get()
     assert current.post(reverse("security_end_session", args=[foreign.pk])).status_code == 404
     current.post(reverse("security_end_session", args=[page.context["sessions"][0]["row"].pk]))

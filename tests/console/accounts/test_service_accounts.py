@@ -39,7 +39,7 @@ def test_a_service_account_acts_within_its_role_and_scopes_and_under_its_name(ow
     reader = client_of(robot, owner, scopes=["view"], days=1)
     assert reader.put("/api/v1/secrets/KEY", {"value": "x"}, format="json").status_code == 403
     for path in ("organization/members/1/", "service-accounts/", "organization/invitations/"):
-        assert api.delete(f"/api/v1/{path}").status_code in {403, 405}
+        assert api.delete(f"/api/v1/{path}").status_code in {403, 405}  # 405: a list cannot be deleted
     assert api.post("/api/v1/service-accounts/", {"name": "another"}, format="json").status_code == 403
     ApiToken.objects.update(expires_at=timezone.now())
     assert api.get("/api/v1/whoami/").status_code == 401
@@ -96,7 +96,7 @@ def test_an_invalid_or_taken_name_creates_no_service_account(owner, robot):
 
 def test_a_limited_token_creates_no_account_or_token_that_may_do_more(owner, robot):
     payer = service_accounts.create(actor=owner, name="payer", role="billing")
-    owner.scopes = frozenset({Capability.MANAGE, Capability.VIEW})
+    owner.scopes = frozenset({Capability.MANAGE, Capability.VIEW})  # as after authentication by such a token
     with pytest.raises(InvalidInput):
         service_accounts.create(actor=owner, name="escalated", role="billing")
     with pytest.raises(InvalidInput):
@@ -104,7 +104,7 @@ def test_a_limited_token_creates_no_account_or_token_that_may_do_more(owner, rob
     with pytest.raises(InvalidInput):
         service_accounts.create_token(account=payer, actor=owner, name="ci", scopes=["pay"])
     token, _secret = service_accounts.create_token(account=payer, actor=owner, name="ci")
-    token.membership.scopes = token.scope_set()
+    token.membership.scopes = token.scope_set()  # as authentication does
     assert not token.membership.allows(Capability.PAY)
 
 

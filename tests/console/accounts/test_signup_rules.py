@@ -92,6 +92,7 @@ def test_the_captcha_field_of_the_operator_decides(settings):
 @pytest.mark.usefixtures("proxied")
 def test_log_in_above_the_limit_says_when_to_retry():
     client, wrong = Client(), {"login": "nobody@example.com", "password": "x"}
+    # allauth allows an IP address 30 log-ins a minute.
     answers = [client.post(reverse("account_login"), wrong, **behind("203.0.113.77")) for _ in range(31)]
     assert [answer.status_code for answer in (answers[0], answers[-1])] == [200, 429]
     assert answers[-1]["Retry-After"] == "60"

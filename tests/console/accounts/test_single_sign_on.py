@@ -105,7 +105,7 @@ def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_truste
         client, answer = sign_on_openid(email, verified=stated)
         assert EmailAddress.objects.get(email=email).verified is is_verified
         assert (logged_in_user(client) is not None) is is_verified
-        assert (answer.url == reverse("account_email_verification_sent")) is not is_verified
+        assert (answer.url == reverse("account_email_verification_sent")) != is_verified
 
 
 def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(sign_on_either):

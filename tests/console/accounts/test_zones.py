@@ -69,7 +69,7 @@ def test_the_chosen_zone_wins_over_the_browsers(client, owner):
     client.post(reverse("time_zone"), {"time_zone": ""})
     client.cookies[zones.COOKIE] = "../../etc/passwd"
     assert "4:30:00\u202fAM CET" in shown()  # the browser's last valid zone
-    assert timezone.get_current_timezone_name() == "UTC"
+    assert timezone.get_current_timezone_name() == "UTC"  # a request leaves no zone to the next one of its thread
     with pytest.raises(InvalidInput):
         services.choose_time_zone(user=owner.user, name="../../etc/passwd")
 
@@ -78,10 +78,11 @@ def test_the_chosen_zone_wins_over_the_browsers(client, owner):
 def test_email_is_in_each_readers_zone(owner):
     row = invitations.invite(organization=owner.organization, email="a@example.com", role=Role.VIEWER, actor=owner.user)
     readers = [
+        # The chosen zone, then the browser's.
         emails.Guest("a@example.com", "en", BERLIN, NEW_YORK),
         emails.Guest("b@example.com", "en", "", NEW_YORK),
         emails.Guest("c@example.com", "en"),
-        emails.Guest("d@example.com", ""),
+        emails.Guest("d@example.com", ""),  # in the default language, which is English too: one email for both
     ]
     rows = Invitation.objects.filter(pk=row.pk)
     emails.deliver(rows, lambda: ("subject", trainyard.moment_text(MOMENT)), readers)

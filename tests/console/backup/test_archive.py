@@ -54,7 +54,9 @@ for crash in map(eval, sys.stdin):
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Restores once in a process of its own for each line of input: code that breaks it. Prints how it ended."""
+"""For each line of input, forks a process that executes this line, which breaks something, and restores.
+
+Prints how the process ended."""
 CRASHES = {
     "while files are unpacked": "archive.os.sync = die",
     "before the database": "database.replace = die",
@@ -94,7 +96,7 @@ class Installation(Console):
         return super().query(sql)
 
     def owner(self):
-        """Return whose accounts and files the installation has, `first` or `second`. Both must be of the same."""
+        """Return whose account and file the installation has, `first` or `second`. Both must be the same person's."""
         ((email,),) = self.query("SELECT email FROM accounts_user")
         assert self.file.read_bytes() == email.encode() * 1000
         return email.partition("@")[0]
@@ -274,7 +276,7 @@ def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(or
     assert restored.returncode == 0, restored.stderr
     assert "the books balance" in restored.stdout
     assert target.owner() == "first"
-    assert target.file.parent.stat().st_mode & 0o777 == 0o555
+    assert target.file.parent.stat().st_mode & 0o777 == 0o555  # as in `origin`
     assert (target.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
     assert (12_34,) in target.query("SELECT posted_minor FROM billing_account")
     assert [path for root in roots for path in root.glob(".*")] == []

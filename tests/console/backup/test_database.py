@@ -20,7 +20,7 @@ def test_a_restore_does_not_wait_for_a_tool_with_many_errors(tmp_path, monkeypat
         (tmp_path / name).write_text(f"#!/bin/sh\n{command}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(database, "_find_tool", lambda name: tmp_path / name)
-    monkeypatch.setattr(database, "server_version", lambda: 18)
+    monkeypatch.setattr(database, "server_version", lambda: 18)  # else it asks the database, which this test lacks
     with pytest.raises(database.DatabaseToolFailed, match="no such table"):
         database.replace(tmp_path / "dump")
 

@@ -68,7 +68,7 @@ def test_a_receiver_can_verify_what_it_gets(owner, receiver):
     publish(owner.organization, "job.failed")  # of another kind
     publish(MembershipFactory().organization)  # of another organization
     publish(owner.organization)
-    assert delivery.create_deliveries() == 0
+    assert delivery.create_deliveries() == 0  # `publish` has created all
     assert (delivery.deliver_due(), delivery.deliver_due()) == (1, 0)
 
     [(path, headers, body)] = receiver.requests
@@ -82,7 +82,7 @@ def test_a_receiver_can_verify_what_it_gets(owner, receiver):
 
 def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last(owner, receiver):
     services.create_webhook(membership=owner, url=receiver.url)
-    receiver.statuses = [500, 302]
+    receiver.statuses = [500, 302]  # then 200
     publish(owner.organization)
     for _try in range(3):
         delivery.deliver_due()
@@ -163,7 +163,7 @@ def test_an_owner_creates_reads_and_deletes_webhooks_on_the_pages(client, owner,
     for _try in delivery.RETRY_SECONDS:
         delivery.deliver_due()
         make_retries_due()
-    delivery.deliver_due()
+    delivery.deliver_due()  # the last try: now it has failed
     [sent] = Delivery.objects.all()
     log = client.get(reverse("webhook_detail", args=[sent.webhook_id])).content.decode()
     assert "410" in log

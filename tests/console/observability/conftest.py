@@ -14,7 +14,7 @@ def redis_keys(embedded, settings):
     buffer.flush()  # what other tests counted goes under their prefix
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": uuid.uuid4().hex}}
     redis_client.client.cache_clear()
-    heartbeats._next_at.clear()
+    heartbeats._next_at.clear()  # so that the next heartbeat is due at once
     yield redis_client.client()
     for key in redis_client.client().scan_iter(f"{redis_client.key('')}*"):
         redis_client.client().delete(key)

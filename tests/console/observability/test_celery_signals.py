@@ -66,7 +66,7 @@ def test_a_worker_inherits_context_and_counts_tasks_by_outcome_and_sends_heartbe
 
 def test_beat_sends_a_heartbeat_with_each_message(redis_keys, record_context, monkeypatch):
     queue = f"nobody-{uuid.uuid4().hex}"  # no worker consumes it: only sending matters here
-    record_context.apply_async(queue=queue)
+    record_context.apply_async(queue=queue)  # by a process that is not beat
     assert not heartbeats.latest(heartbeats.recent(), heartbeats.BEAT)
     # As the handler of `beat_init` does in a real beat.
     monkeypatch.setitem(celery_signals._process, "program", heartbeats.BEAT)

@@ -15,8 +15,8 @@ def test_the_client_is_the_nearest_address_that_is_not_a_proxy():
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "127.0.0.1, 203.0.113.9", "203.0.113.9"),  # what the client itself wrote is on the left
         ("10.0.0.1", "1.2.3.4, 203.0.113.9, 192.0.2.7", "203.0.113.9"),
-        ("10.0.0.1", "10.9.9.9", "10.9.9.9"),
-        ("10.0.0.1", "203.0.113.9, unknown", "10.0.0.1"),
+        ("10.0.0.1", "10.9.9.9", "10.9.9.9"),  # all are proxies
+        ("10.0.0.1", "203.0.113.9, unknown", "10.0.0.1"),  # the nearest entry is no address
         ("10.0.0.1", "203.0.113.9:4711", "203.0.113.9"),
         ("::ffff:10.0.0.1", "[2001:db8:2::5]:443", "2001:db8:2::5"),
         ("fe80::1%eth0", "203.0.113.9", "fe80::1"),
@@ -62,7 +62,7 @@ def test_a_function_binds_fields_from_its_arguments():
     assert context.fields() == {}
 
 
-def test_a_message_carries_the_request_alone_and_forged_fields_are_dropped():
+def test_a_message_carries_the_fields_of_the_request_only_and_forged_fields_are_dropped():
     with context.bound(request_id="request-1", user=3, job=7):
         assert context.task_fields() == {"request_id": "request-1", "user": 3}
     forged = {"request_id": 'x"\n{}', "user": 3, "organization": ["a"], "job": 9}

@@ -37,7 +37,7 @@ def ready(client, **headers):
 
 def silence(kind, part, seconds):
     """Date a process's last heartbeat back."""
-    signs = redis_client.key("signs")
+    signs = redis_client.key("signs")  # a hash, whose field names are JSON lists that begin with kind and part
     at = heartbeats.latest(heartbeats.recent(), kind)[part].at - seconds
     prefix = json.dumps([kind, part])[:-1].encode()
     [name] = [name for name in redis_client.client().hkeys(signs) if name.startswith(prefix)]
@@ -56,8 +56,8 @@ def test_probes_of_a_healthy_console_succeed_and_may_use_its_ip_address(client, 
     checks += [*PROCESSES, ("cluster", "default")]
     shown = [{"check": check, "part": part, "status": "ok"} for check, part in checks]
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "checks": shown})
-    assert not list(Path(health.settings.TRAINYARD_STORAGE_ROOT, ".health").iterdir())
-    assert client.get("/", headers={"Host": "10.1.2.3:8000"}).status_code == 400
+    assert not list(Path(health.settings.TRAINYARD_STORAGE_ROOT, ".health").iterdir())  # the check deletes its file
+    assert client.get("/", headers={"Host": "10.1.2.3:8000"}).status_code == 400  # pages need a host of ALLOWED_HOSTS
 
 
 def _fails_with(check, error):
@@ -68,7 +68,7 @@ def _fails_with(check, error):
 
 
 def _has_pending_migrations(monkeypatch, _settings):
-    monkeypatch.setattr(health, "_migrated_at", {})
+    monkeypatch.setattr(health, "_migrated_at", {})  # a process remembers for a while that there were none
     monkeypatch.setattr(health.MigrationExecutor, "migration_plan", lambda *_: [("one", False)])
 
 

@@ -36,7 +36,7 @@ def scrape(client, settings, monkeypatch):
     """`scrape()` returns the present value of each sample by its name and the values of its labels, sorted."""
     settings.METRICS_TOKEN = TOKEN
     monkeypatch.setattr(metrics, "CACHE_SECONDS", -1.0)  # each scrape computes anew
-    monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 0)
+    monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 0)  # events count at once
 
     def get():
         answer = client.get("/metrics", headers=HEADERS)
@@ -89,7 +89,7 @@ def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape
         assert samples["transition_seconds_bucket", "300.0", "failed", "running"] == 1
         assert 100 <= samples["transition_seconds_sum", "failed", "running"] < 120
         assert samples["dispatch_seconds_count",] == 1
-        assert samples["runs_ended_total", "code_failed", "no"] == 1
+        assert samples["runs_ended_total", "code_failed", "no"] == 1  # "no": no retry follows
 
 
 def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scrape, monkeypatch):
@@ -143,7 +143,7 @@ def test_no_scrape_reads_rows_that_have_ended(customer, scrape):
     ]
     assert len(statements) == 6, "the statements that read large tables; check the plan of a new one too"
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")  # the plan for a large table
+        cursor.execute("SET LOCAL enable_seqscan = off")  # the plan for a large table; that of node specs is small
         for statement in statements:
             cursor.execute(f"EXPLAIN {statement}")
             plan = [line for (line,) in cursor.fetchall()]
@@ -175,7 +175,7 @@ def test_capacity_comes_from_the_watchers_heartbeat_and_a_scrape_queries_no_clus
     free = backend.capacity().machines[0].free.cpus
     samples = scrape()
     assert samples["cluster_up", "default"] == 1
-    assert samples["capacity", "", "cpus", "default"] == 8
+    assert samples["capacity", "", "cpus", "default"] == 8  # "": the label of the GPU type
     assert samples["capacity_free", "", "cpus", "default"] == free < 8
     assert samples["isolation_gaps", "default"] == 0
     clusters.record_status(name="default", answers=False, detail="away")
@@ -197,7 +197,7 @@ def test_a_scrape_counts_processes_streams_queued_tasks_and_errors_of_the_ledger
     assert samples["processes", "watcher"] == 1
     assert samples["processes", "beat"] == 0
     assert samples["live_streams",] == 3
-    assert samples["last_sign_timestamp_seconds", "default", "watcher"] > 1_700_000_000
+    assert samples["last_sign_timestamp_seconds", "default", "watcher"] > 1_700_000_000  # Unix seconds
     assert samples["task_queue_length",] >= 1
 
 
@@ -238,6 +238,7 @@ def test_a_scrape_is_answered_from_memory_for_a_moment(
     client, settings, redis_keys, monkeypatch, django_assert_num_queries
 ):
     settings.METRICS_TOKEN = TOKEN
+    # A new collector, which remembers nothing of other tests.
     monkeypatch.setattr(metrics, "REGISTRY", SimpleNamespace(collect=metrics.Collector().collect))
     client.get("/metrics", headers=HEADERS)
     with django_assert_num_queries(0):

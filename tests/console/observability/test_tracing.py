@@ -32,8 +32,8 @@ with tracing.span("x") as span:
     tracing.mark_failed(span, "b")
 assert (tracing.current_traceparent(), tracing.trace_id(), tracing.is_on()) == ("", "", False)
 # redis-py imports OpenTelemetry's metrics wherever they are installed.
-ours = ("opentelemetry.exporter", "opentelemetry.sdk.trace", "console.observability.otlp")
-print([name for name in sys.modules if name.startswith(ours)])
+for_tracing_only = ("opentelemetry.exporter", "opentelemetry.sdk.trace", "console.observability.otlp")
+print([name for name in sys.modules if name.startswith(for_tracing_only)])
 """
 
 
@@ -100,10 +100,10 @@ def test_a_setting_switches_traces_on_and_without_it_nothing_is_imported(tmp_pat
         cwd=ROOT, capture_output=True, text=True, env=os.environ | {"TRAINYARD_VAR": str(tmp_path)}, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "[]"
-    settings.OTEL_EXPORTER_OTLP_ENDPOINT = "http://127.0.0.1:9"
+    settings.OTEL_EXPORTER_OTLP_ENDPOINT = "http://127.0.0.1:9"  # where nothing listens
     apps.get_app_config("console").ready()
     is_on = tracing.is_on()
-    tracing.start(endpoint="")
+    tracing.start(endpoint="")  # off again, for the tests after this one
     assert is_on
 
 
@@ -203,7 +203,7 @@ def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
     assert submit.links[0].span_id == reconcile.span_id
 
 
-def test_each_attempt_has_its_own_span_and_waits_since_the_last_one_ended(customer, backend, redis_keys):
+def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_ended(customer, backend, redis_keys):
     first = customer.started()
     assert "TRACEPARENT" not in backend.environment(backend.runs[first.run_name].spec, 0)  # the job is not traced yet
     Job.objects.filter(pk=first.job_id).update(traceparent=PARENT)

@@ -90,7 +90,7 @@ def test_the_discount_of_many_nodes_is_shown_with_their_price(owner_page, custom
 
 
 def test_a_quote_names_its_minimum_and_what_a_fixed_price_includes(owner_page, customer):
-    form = customer.form(touched="", product="fixed", epochs=1, nodes=1, max_time="10")
+    form = customer.form(touched="", product="fixed", epochs=1, nodes=1, max_time="10")  # minutes
     answer = text(owner_page.post(reverse("training_quote"), form))
     quote = Quote.objects.latest("created_at")
     for part in (
@@ -203,6 +203,7 @@ def test_billing_details_are_saved_for_the_next_invoice_and_change_no_issued_one
     form = {"name": "<b>Kunde</b>", "address": "Gleis 9", "tax_id": "DE1", "tax_percent": "0", "tax_note": "none"}
     owner_page.post(reverse("billing_details"), form)
     details = BillingDetails.objects.get()
+    # Only an administrator sets the tax.
     assert (details.name, details.tax_percent, details.tax_note) == ("<b>Kunde</b>", None, "")
     assert "&lt;b&gt;Kunde" in text(owner_page.get(reverse("invoice_list")))
     invoice.refresh_from_db()

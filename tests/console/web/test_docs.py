@@ -31,6 +31,7 @@ def test_every_link_of_the_guides_leads_to_a_section(client):
         assert "<img" not in docs._guide(name).html, name
     assert len(wanted) > 50, "the patterns no longer match links"
     assert {(name, anchor) for name, anchor in wanted if anchor and anchor not in anchors[name]} == set()
+    # A file of `docs/` that is none of the guides.
     assert client.get(reverse("docs_page", args=["decisions"])).status_code == 404
 
 
@@ -57,7 +58,7 @@ def test_an_excerpt_has_whole_words_and_no_markup(client):
         excerpt = docs._excerpt(text, word)
         assert word in excerpt
         assert set(excerpt.strip("…").split()) <= set(text.split())
-        assert len(excerpt) <= docs.EXCERPT_LENGTH + 2
+        assert len(excerpt) <= docs.EXCERPT_LENGTH + 2  # an ellipsis at each end
     long = "a" * 400 + "needle" + "b" * 400
     assert "needle" in docs._excerpt(long, "needle")
     assert all("`" not in section.text for section in docs._all_sections() if section.page == docs.ERRORS)

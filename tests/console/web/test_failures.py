@@ -52,8 +52,7 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
     assert failures.explain(job).diagnosis.cause == "missing_module"
     theirs = Customer(customer.backend)
     assert api(theirs.membership).get(reverse("api_job_diagnosis", args=[job.pk])).status_code == 404
-    succeeded = customer.job()
-    assert failures.explain(succeeded) is None
+    assert failures.explain(customer.job()) is None  # it waits in the queue
 
 
 def test_a_diagnosis_without_the_log_is_made_again(customer):
@@ -73,7 +72,7 @@ def test_a_missing_file_is_explained_with_similar_names_in_its_folder_and_none_o
     customer.write("data/labels.csv", "1")
     for name in ("a", "b", "c" * 120):
         customer.write(f"many/{name}", "1")
-    for path, folder, similar in (  # an empty folder: nothing outside the customer's data may be listed
+    for path, folder, similar in (  # no folder and no name: nothing outside the customer's data may be listed
         ("/datasets/digits/trian.csv", "/datasets/digits", "train.csv"),
         ("/datasets/digits/no/such/train.csv", "/datasets/digits", "test.csv"),
         ("/datasets/digits/../../../../etc/passwd", "", None),
@@ -93,7 +92,7 @@ def test_a_missing_file_is_explained_with_similar_names_in_its_folder_and_none_o
         assert (found.diagnosis.cause, found.folder) == ("missing_file", folder), path
         assert (similar in found.suggestions) if similar else found.suggestions == [], path
     assert "diagnosis-similar" in page_of(owner_page, job)
-    assert found.suggestions == ["c" * 120, "a", "b"]  # the long name once and in full
+    assert found.suggestions == ["c" * 120, "a", "b"]  # of the last path: the long name once and in full
 
 
 def test_the_cheapest_larger_node_that_takes_the_processes_is_offered(customer):

@@ -4,10 +4,8 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable
 
 from django.conf import settings
-from django.test import Client
 from django.urls import reverse
 
 from billing.models import Quote, TopUp
@@ -25,7 +23,6 @@ TOUCHED = "product,framework,image,workspace,code_path,lr,epochs,nodes,ceiling_m
 """Fields that the customer has edited. Errors of other fields are not shown yet."""
 ENDLESS = "9" * 5000
 """More digits than Python converts to an integer."""
-Browser = Callable[[Membership], Client]
 
 
 def _text(answer):
@@ -89,14 +86,14 @@ def test_a_save_over_another_one_shows_both_texts_and_loses_none(customer, owner
     conflict = refused.json()
     assert (refused.status_code, conflict["text"]) == (409, "1\ntheirs\n")
     assert conflict["diff"] == [[" ", "1"], ["-", "theirs"], ["+", "mine"]]
-    assert save("a new file", "").status_code == 409
+    assert save("a new file", "").status_code == 409  # no version: the editor takes the file for a new one
     assert (customer.folder / "a.py").read_text() == "1\ntheirs\n"
     assert save("1\nmine\n", conflict["version"]).status_code == 200
     (customer.folder / "a.py").unlink()
     deleted = save("1\nmine\n", conflict["version"]).json()
     assert (deleted["text"], deleted["version"]) == ("", "")
     assert save("1\nmine\n", "").status_code == 200
-    (customer.folder / "a.py").write_bytes(b"\0")
+    (customer.folder / "a.py").write_bytes(b"\0")  # now it is not text
     assert save("x", "").status_code == 400
 
 
@@ -112,7 +109,7 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
     names = [re.findall(r"(?:folder|file)/many/(\w)\"", page) for page in shown]
     assert names == [["z", "a"], ["b", "c"]]
     assert "Your organization uses" in shown[0]
-    assert owner_page.get(f"{url}?after=x").status_code == 302
+    assert owner_page.get(f"{url}?after=x").status_code == 302  # an invalid position leads to the workspace's page
 
 
 def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(customer, owner_page):
@@ -151,7 +148,7 @@ def test_a_workspace_starts_with_an_example_or_a_copy(customer, owner_page):
     assert [entry.name for entry in files.list_folder(root=selectors.workspace_folder(copy)).entries] == [
         "mnist_ddp.py"
     ]
-    assert (copy.size_bytes, copy.entry_count) == (workspace.size_bytes, 2)
+    assert (copy.size_bytes, copy.entry_count) == (workspace.size_bytes, 2)  # the folder itself, and the script
     assert "Choose an example, a workspace" in _text(create(name="three", template="mnist_ddp", copy_of="one"))
     for invalid in ({"template": "../settings"}, {"copy_of": "none"}):
         assert "Select a valid choice" in _text(create(name="three", **invalid))
@@ -259,7 +256,7 @@ def test_a_quote_is_compared_with_other_nodes(customer, stranger, owner_page, br
 
 
 def test_a_limit_must_be_a_number_and_an_id_a_short_one(customer, owner_page):
-    for typed in ("1e999999", "-1e999999", "NaN", ENDLESS, "1,000"):
+    for typed in ("1e999999", "-1e999999", "NaN", ENDLESS, "1,000"):  # "1,000" is a valid time: the comma is decimal
         form = customer.form(touched="max_seconds,ceiling_minor", max_time="" if "," in typed else typed, ceiling=typed)
         card = _text(owner_page.post(reverse("training_quote"), form))
         assert "Enter a number or leave the field empty." in card, typed[:9]
@@ -269,7 +266,8 @@ def test_a_limit_must_be_a_number_and_an_id_a_short_one(customer, owner_page):
 
 
 def test_a_quote_that_is_submitted_twice_is_bought_once(customer, owner_page):
-    sent = {"quote": str(customer.quote().pk), "idempotency_key": "\0" + "k" * 5000}
+    forged_key = "\0" + "k" * 5000  # the form's own is a UUID
+    sent = {"quote": str(customer.quote().pk), "idempotency_key": forged_key}
     redirects = {owner_page.post(reverse("training_order"), sent)["HX-Redirect"] for _ in range(2)}
     assert redirects == {reverse("job_detail", args=[Job.objects.get().pk])}
     assert Order.objects.count() == 1
@@ -330,9 +328,9 @@ def test_the_chosen_organization_is_kept_after_logging_in_again(owner_page, cust
     # Narrow windows have no top bar, so the page has a switch of its own for them.
     narrow = f'<form class="d-lg-none" method="post" action="{reverse("organization_switch")}">'
     assert narrow in owner_page.get(reverse("overview")).content.decode()
-    assert owner_page.get(reverse("dataset_new")).status_code == 403
+    assert owner_page.get(reverse("dataset_new")).status_code == 403  # as a viewer
     del owner_page.cookies[settings.SESSION_COOKIE_NAME]
     owner_page.force_login(customer.membership.user)
     assert owner_page.get(reverse("dataset_new")).status_code == 403
     owner_page.cookies["organization"] = "x" * 99
-    assert owner_page.get(reverse("dataset_new")).status_code == 200
+    assert owner_page.get(reverse("dataset_new")).status_code == 200  # as the owner of the first organization

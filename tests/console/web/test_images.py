@@ -16,7 +16,7 @@ from storage.models import Image, Registry
 
 pytestmark = pytest.mark.django_db
 MINE = {
-    "name": "a-mine",
+    "name": "a-mine",  # the first by name, yet not the default
     "title": "Mine",
     "reference": "registry.example.com:5000/team/train:1",
     "frameworks": ["pytorch", "horovod"],
@@ -94,8 +94,8 @@ def test_one_click_checks_an_image_until_the_daily_limit_also_from_the_training_
     path = check(data=form)["Location"]
     assert path == reverse("job_detail", args=[Job.objects.get().pk])
     page = owner_page.get(path).content.decode()
-    assert "not checked" in page
-    assert "Run again" not in page
+    assert "not checked" in page  # the run has not started
+    assert "Run again" not in page  # which would open the training form
     htmx = {"hx-request": "true"}
     started = check(data=customer.form(), headers=htmx)
     assert started["HX-Redirect"] == reverse("job_detail", args=[Job.objects.latest("pk").pk])

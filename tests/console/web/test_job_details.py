@@ -24,6 +24,7 @@ def test_the_page_shows_and_changes_the_details(customer, owner_page):
     assert f'value="{day}"' in html
     assert "then deleted" in html
     assert "will be deleted on" not in html
+    # The page warns in the last days only.
     owner_page.post(url, {"keep_until": (timezone.now() + 3 * DAY).date().isoformat()})
     assert "will be deleted on" in owner_page.get(reverse("job_detail", args=[job.pk])).content.decode()
     assert "Enter a date" in owner_page.post(url, {"keep_until": "9999-99-99"}, follow=True).content.decode()
@@ -66,6 +67,7 @@ def test_a_rerun_says_what_changed_and_an_exact_one_keeps_the_script(customer, o
     quote = re.search(r'data-quote="([^"]+)"', card)[1]
     owner_page.post(reverse("training_order"), {"quote": quote, "idempotency_key": "k"})
     rerun = Job.objects.latest("pk")
+    # The form chose one node. Everything else is the first job's.
     assert (rerun.runs_snapshot, rerun.script, rerun.nodes, rerun.epochs) == (True, job.script, 1, job.epochs)
     page = owner_page.get(reverse("job_configuration", args=[rerun.pk])).content.decode()
     assert f"train.{job.script.sha256[:12]}.py" in page

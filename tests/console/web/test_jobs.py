@@ -142,6 +142,7 @@ def test_a_tab_is_rendered_alone_in_its_page_and_in_a_refresh(customer, owner_pa
         with_tab = text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": tab}))
         assert words in with_tab, tab
         assert ("Learning rate" in with_tab) is (tab == "overview")
+        # Logs have a stream of their own, and the configuration never changes.
         live = text(owner_page.get(reverse("job_live", args=[job.pk]), {"tab": tab}))
         assert (f'<div id="job-{tab}" hx-swap-oob="innerHTML">' in live) is (tab not in {"logs", "configuration"})
     assert owner_page.get(reverse("job_tab", args=[job.pk, "secrets"])).status_code == 404

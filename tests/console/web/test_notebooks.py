@@ -37,7 +37,7 @@ HTMX = {"HX-Request": "true"}
 
 @pytest.fixture
 def notebook(customer):
-    """A notebook that runs on the fake cluster."""
+    """The attempt of a notebook that runs on the fake cluster."""
     return sell_notebook(customer)
 
 
@@ -52,6 +52,7 @@ def test_a_notebook_is_bought_once_from_a_workspace_and_offered_again(owner_page
     addresses = {owner_page.post(reverse("notebook_order"), order)["HX-Redirect"] for _twice in range(2)}
     job = Job.objects.get()
     assert addresses == {reverse("job_detail", args=[job.pk])}
+    # The argument is the idle time in seconds, the deadline the two hours.
     assert (job.name, job.nodes, job.arguments, job.on_hang, job.deadline_seconds) == (
         name, 1, ["1200"], "ignore", 7200,
     )  # fmt: skip
@@ -91,7 +92,7 @@ def test_a_failed_job_links_to_a_filled_in_form_for_a_notebook_but_buys_none(own
     viewer = MembershipFactory(organization=customer.organization, role="viewer")
     client.force_login(viewer.user)
     assert new not in client.get(reverse("job_detail", args=[attempt.job_id])).content.decode()
-    results.remove(job=Job.objects.get(pk=attempt.job_id), user=None)
+    results.remove(job=Job.objects.get(pk=attempt.job_id), user=None)  # leaves nothing to inspect
     assert 'inputmode="numeric" value=""' in owner_page.get(new).content.decode()
 
 
@@ -117,6 +118,7 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_no
 ):
     client = api(customer.membership)
     shown = client.get(f"/api/v1/notebooks/{notebook.job_id}/").json()
+    # No JupyterLab listens, so there is no URL. The idle time is the default.
     assert (shown["state"], shown["url"], shown["idle_seconds"]) == ("running", "", 1800)
     assert [each["id"] for each in client.get("/api/v1/notebooks/").json()["results"]] == [notebook.job_id]
     assert client.post(f"/api/v1/notebooks/{notebook.job_id}/stop/").json()["state"] == "stopping"
@@ -285,6 +287,7 @@ class TestHost:
 
     @pytest.fixture
     def customer(self, transactional_db, customer):
+        """The customer, committed to the database: the server reads it in other threads."""
         return customer
 
     def test_a_member_enters_with_a_ticket_and_nothing_of_the_console_passes(self, browsers, customer, lab):
@@ -352,7 +355,6 @@ class TestHost:
         browser.enter()
         # Customer code could put a link to another socket of this machine in its place.
         elsewhere = short_folders() / "console.sock"
-        elsewhere.parent.mkdir(parents=True, exist_ok=True)
         lab.path.rename(elsewhere)
         lab.path.symlink_to(elsewhere)
         assert browser.ask().status_code == HTTPStatus.FORBIDDEN
@@ -385,12 +387,13 @@ class TestHost:
     def test_websockets_from_other_origins_and_without_the_cookie_are_refused(self, browsers, customer, lab):
         browser = browsers(customer.membership)
         browser.enter()
-        stranger = browsers(customer.membership)  # without the cookie
+        without_cookie = browsers(customer.membership)
         console = f"http://127.0.0.1:{browser.port}"
         attempts = [
             lambda: browser.websocket(origin="http://evil.example"),
             lambda: browser.websocket(origin=console),
-            stranger.websocket,
+            without_cookie.websocket,
+            # At the console's own host, which has no websocket at this path.
             lambda: connect(f"{console.replace('http', 'ws')}/api/v1/jobs/", origin=console, proxy=None),
         ]
 

@@ -1,7 +1,6 @@
 """Every page: which roles see it, that no other organization does, and that it obeys the content policy."""
 
 import re
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -9,7 +8,6 @@ from django.test import Client
 from django.urls import reverse
 
 from billing import invoices
-from console.accounts.models import Membership
 from console.accounts.roles import Capability, Role
 from storage import selectors
 from tests.factories.accounts import MembershipFactory
@@ -65,7 +63,6 @@ ACTIONS = {
 HANDLER = re.compile(r"<[^>]+\son[a-z]+\s*=|javascript:|hx-on", re.IGNORECASE)
 INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>", re.IGNORECASE)
 INLINE_STYLE = re.compile(r"<style|<[^>]+\sstyle\s*=", re.IGNORECASE)
-Browser = Callable[[Membership], Client]
 
 
 @pytest.fixture
@@ -149,7 +146,7 @@ def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization
     for name in ("overview", "wallet", "training_new", "job_list", "dataset_list", "workspace_list", "activation"):
         assert client.get(reverse(name)).status_code == 200, name
     assert b"Activate the service" in client.get(reverse("overview")).content
-    owner.delete()
+    owner.delete()  # the membership: the person has no organization any more
     assert client.get(reverse("overview"))["Location"] == reverse("organization_new")
     client.post(reverse("organization_new"), {"name": "Second try"})
     assert b"Second try" in client.get(reverse("overview")).content

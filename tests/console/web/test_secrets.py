@@ -22,7 +22,7 @@ def test_the_form_of_a_rerun_has_variables_and_names_of_secrets(customer, owner_
     assert ">B=2\nNCCL_DEBUG=INFO</textarea>" in page
     assert 'value="API_TOKEN" checked' in page
     assert 'value="OTHER">' in page
-    assert "&#x27;$LR&#x27; &#x27;$$&#x27;" in page
+    assert "&#x27;$LR&#x27; &#x27;$$&#x27;" in page  # quoted as for a shell
     shown = owner_page.get(reverse("job_detail", args=[job.pk])).content.decode()
     assert "NCCL_DEBUG=INFO" in shown
     assert "API_TOKEN" in shown

@@ -26,18 +26,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def customer(transactional_db, customer):
+    """The customer, whose organization allows shells, committed: the server reads it in other threads."""
     services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     return customer
 
 
 @pytest.fixture
-def job(customer):
-    """A job that runs on two nodes of the fake cluster."""
+def attempt(customer):
+    """The attempt of a job that runs on two nodes of the fake cluster."""
     return customer.started()
 
 
 @pytest.fixture
-def node(job, customer, short_folders, monkeypatch):
+def node(customer, short_folders, monkeypatch):
     """A listening Node 0 of the job."""
     folder = short_folders()
 
@@ -64,11 +65,11 @@ def audited():
     return [(event.action, event.target, event.data | {"seconds": 0}, event.address) for event in events]
 
 
-def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, job, node):
+def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, attempt, node):
     member = browser(customer.membership)
 
     async def use():
-        async with member.websocket(job.job_id) as websocket:
+        async with member.websocket(attempt.job_id) as websocket:
             assert await websocket.recv() == b"$ "
             await websocket.send(b"ls")
             assert await websocket.recv() == b"i\x00\x02ls"  # the node returns its frames: see `runtime.launcher.shell`
@@ -78,7 +79,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
             return await closing_code(websocket)
 
     assert asyncio.run(use()) == gateway.CloseCode.ENDED
-    target = f"job:{job.job_id}"
+    target = f"job:{attempt.job_id}"
     assert audited() == [
         ("shell.opened", target, {"node": 0, "seconds": 0}, "127.0.0.1"),
         ("shell.closed", target, {"node": 0, "seconds": 0, "why": "ended"}, "127.0.0.1"),
@@ -87,10 +88,10 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
         customer.membership.user
     }
     page = httpx.get(f"{member.url}/organization/audit/", headers={"Cookie": member.cookie}).text
-    assert f"Closed a shell in node 0 of job #{job.job_id}" in page
+    assert f"Closed a shell in node 0 of job #{attempt.job_id}" in page
 
 
-def test_only_an_admitted_member_on_the_consoles_own_page_gets_a_shell(browser, customer, stranger, job, node):
+def test_only_an_admitted_member_on_the_consoles_own_page_gets_a_shell(browser, customer, stranger, attempt, node):
     member = browser(customer.membership)
     viewer = browser(MembershipFactory(organization=customer.organization, role="viewer"))
     logged_out = browser(customer.membership)
@@ -98,35 +99,35 @@ def test_only_an_admitted_member_on_the_consoles_own_page_gets_a_shell(browser, 
     organization = customer.organization
 
     def refused(websocket):
-        async def attempt():
+        async def open_one():
             async with websocket():
                 pass
 
         with pytest.raises(InvalidStatus) as answer:
-            asyncio.run(attempt())
+            asyncio.run(open_one())
         assert answer.value.response.status_code == HTTPStatus.FORBIDDEN
 
     for other in (browser(stranger), viewer, logged_out):
-        refused(lambda other=other: other.websocket(job.job_id))
+        refused(lambda other=other: other.websocket(attempt.job_id))
     for origin in ("http://evil.example", member.url.replace("http", "https"), "null"):
-        refused(lambda origin=origin: member.websocket(job.job_id, origin=origin))
-    refused(lambda: member.websocket(job.job_id, node=1))  # the job's second node, where no shell listens
+        refused(lambda origin=origin: member.websocket(attempt.job_id, origin=origin))
+    refused(lambda: member.websocket(attempt.job_id, node=1))  # the job's second node, where no shell listens
     refused(lambda: connect(f"{member.url.replace('http', 'ws')}/jobs/", origin=member.url, proxy=None))
     for name, allowed in (("shell_enabled", True), ("requires_second_factor", False)):
         setattr(organization, name, not allowed)
         organization.save()
-        refused(lambda: member.websocket(job.job_id))
+        refused(lambda: member.websocket(attempt.job_id))
         setattr(organization, name, allowed)
         organization.save()
     # Only the server itself asks Django at this path who is admitted.
     assert httpx.get(f"{member.url}{gateway.GATE_PATH}", headers={"Cookie": member.cookie}).status_code == 404
-    customer.end(job, Outcome.COMPLETED)
-    refused(lambda: member.websocket(job.job_id))
+    customer.end(attempt, Outcome.COMPLETED)
+    refused(lambda: member.websocket(attempt.job_id))
     assert (node.connections, audited()) == (0, [])
 
 
 def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers(
-    browser, customer, job, node, monkeypatch
+    browser, customer, attempt, node, monkeypatch
 ):
     member = browser(customer.membership)
     closed = []
@@ -142,7 +143,7 @@ def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers
         yield
 
     async def use():
-        async with member.websocket(job.job_id) as websocket:
+        async with member.websocket(attempt.job_id) as websocket:
             assert await websocket.recv() == b"$ "
             await websocket.send(b"exit")
             return await closing_code(websocket)
@@ -157,28 +158,24 @@ def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers
     assert [action for action, *_rest in audited()] == ["shell.opened", "shell.closed"]
 
 
-def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, job, node, monkeypatch):
+def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, attempt, node, monkeypatch):
     monkeypatch.setattr(gateway, "CHECK_SECONDS", 0.05)
 
-    def disable():
+    def set_enabled(*, is_enabled):
         services.set_shells_enabled(
-            organization=customer.organization, is_enabled=False, actor=customer.membership.user
+            organization=customer.organization, is_enabled=is_enabled, actor=customer.membership.user
         )
-        connection.close()
-
-    def enable():
-        services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
-        connection.close()
+        connection.close()  # of the thread that `closed_by` runs it in
 
     def end():
-        customer.end(job, Outcome.COMPLETED)
+        customer.end(attempt, Outcome.COMPLETED)
         connection.close()
 
     def closed_by(change):
         member = browser(customer.membership)
 
         async def use():
-            async with member.websocket(job.job_id) as websocket:
+            async with member.websocket(attempt.job_id) as websocket:
                 await websocket.recv()
                 await asyncio.to_thread(change, member)
                 return await closing_code(websocket)
@@ -186,23 +183,24 @@ def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, cu
         return asyncio.run(use())
 
     assert closed_by(lambda member: member.log_out()) == gateway.CloseCode.NOT_ADMITTED
-    assert closed_by(lambda _member: disable()) == gateway.CloseCode.NOT_ADMITTED
-    enable()
+    assert closed_by(lambda _member: set_enabled(is_enabled=False)) == gateway.CloseCode.NOT_ADMITTED
+    set_enabled(is_enabled=True)
     monkeypatch.setattr(gateway, "IDLE_SECONDS", 0.0)
     assert closed_by(lambda _member: None) == gateway.CloseCode.IDLE
     monkeypatch.setattr(gateway, "IDLE_SECONDS", 1800.0)
     assert closed_by(lambda _member: end()) == gateway.CloseCode.NOT_ADMITTED
+    # An entry of an opened shell has no reason.
     reasons = [data.get("why") for _action, _target, data, _address in audited()]
     assert reasons == [None, "not_admitted", None, "not_admitted", None, "idle", None, "not_admitted"]
 
 
 @pytest.fixture
 def one_shell(monkeypatch):
-    """Limit organizations to one shell at a console that is served later."""
+    """Limit organizations to one shell. The limit is read when a console is served, so it comes before `browser`."""
     monkeypatch.setattr(gateway, "MAX_SHELLS", 1)
 
 
-def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, job, node):
+def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, attempt, node):
     node.output = b"x" * (gateway.MAX_UNACKNOWLEDGED_BYTES + 2 * gateway.READ_BYTES)
     member = browser(customer.membership)
 
@@ -213,8 +211,8 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
         return received
 
     async def use():
-        async with member.websocket(job.job_id) as websocket:
-            async with member.websocket(job.job_id) as another:
+        async with member.websocket(attempt.job_id) as websocket:
+            async with member.websocket(attempt.job_id) as another:
                 assert await closing_code(another) == gateway.CloseCode.TOO_MANY
             received = await read(websocket, gateway.MAX_UNACKNOWLEDGED_BYTES)
             assert received < len(node.output)  # the rest waits until this has been drawn
@@ -227,7 +225,7 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
     for invalid in ('{"rows": 0, "columns": 80}', '{"seen": 1000000000}', '{"rows": "1"}', "[", "[" * 100_000):
 
         async def send_invalid(text=invalid):
-            async with member.websocket(job.job_id) as websocket:
+            async with member.websocket(attempt.job_id) as websocket:
                 await websocket.send(text)
                 return await closing_code(websocket)
 
@@ -235,9 +233,9 @@ def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, custo
 
 
 @pytest.mark.usefixtures("node")
-def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, job):
-    address = reverse("job_shell", args=[job.job_id, 0])
-    nodes = f"{reverse('job_detail', args=[job.job_id])}?tab=nodes"
+def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, attempt):
+    address = reverse("job_shell", args=[attempt.job_id, 0])
+    nodes = f"{reverse('job_detail', args=[attempt.job_id])}?tab=nodes"
 
     def shown(membership, url):
         client.force_login(membership.user)
@@ -252,7 +250,8 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, jo
     viewer = MembershipFactory(organization=customer.organization, role="viewer")
     assert address not in shown(viewer, nodes)[1]
     assert shown(viewer, address)[0].status_code == HTTPStatus.FORBIDDEN
-    assert shown(customer.membership, reverse("job_shell", args=[job.job_id, 2]))[0].status_code == HTTPStatus.NOT_FOUND
+    no_such_node = reverse("job_shell", args=[attempt.job_id, 2])  # the job has nodes 0 and 1
+    assert shown(customer.membership, no_such_node)[0].status_code == HTTPStatus.NOT_FOUND
     customer.backend.shell_socket = lambda _name, _node: None  # the node has ended
     assert "This node does not run" in shown(customer.membership, address)[1]
     assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND

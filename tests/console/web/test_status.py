@@ -28,7 +28,7 @@ def test_each_cluster_shows_its_state_and_its_queue(west, customer, owner_page):
     NodeSpec.objects.filter(name="medium").update(cluster="west")
     assert page(owner_page).count("Not checked yet") == 2
     customer.quota(max_running_nodes=100)
-    west.total = Resources(2.0, 8192, gpus=4, gpu_type="H200")
+    west.total = Resources(2.0, 8192, gpus=4, gpu_type="H200")  # one node of `medium`
     for _ in range(3):
         customer.job(node_spec="medium", nodes=1)
     reconciliation.reconcile()
@@ -81,6 +81,7 @@ def test_an_administrator_assigns_a_node_spec_to_a_cluster_of_the_settings(admin
     path = reverse("admin:billing_nodespec_change", args=[spec.pk])
     assert "first cluster (east)" in admin_client.get(path).content.decode()
     form = {"title": spec.title, "description": "", "position": 1, "is_active": "on"}
+    # There is no such cluster, so the form is shown again.
     assert admin_client.post(path, form | {"cluster": "south"}).status_code == 200
     assert admin_client.post(path, form | {"cluster": "west"}).status_code == 302
     spec.refresh_from_db()

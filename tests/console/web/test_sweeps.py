@@ -48,7 +48,7 @@ def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(pag
     new = owner_page.get(reverse("sweep_new"), {"job": page.job.pk}).content.decode()
     assert 'value="LR"' in new
     assert f"{page.job.nodes} × {page.job.node_spec.title}" in new
-    card = page.quote(LR, HIDDEN, {"name": "", "low": "7"})
+    card = page.quote(LR, HIDDEN, {"name": "", "low": "7"})  # a row without a name is ignored
     order = {name: re.search(rf'name="{name}" value="([^"]+)"', card)[1] for name in ("quote", "idempotency_key")}
     addresses = {page("sweep_order", **order)["HX-Redirect"] for _twice in range(2)}
     sweep = Sweep.objects.get()
@@ -60,11 +60,10 @@ def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(pag
             ["--hidden", {"type": "categorical", "choices": [32, 64, "wide"]}],
         ],
     )
-    page("sweep_order", **order)
-    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)  # orders the first trial
     live = owner_page.get(addresses.pop(), headers=HTMX).content.decode()
     assert "every 3s" in live
-    sweeper.finish(sweep)
+    sweeper.finish(sweep)  # the value grows with a trial's number, so the third, number 2, is the best
     shown = owner_page.get(reverse("sweep_detail", args=[sweep.pk])).content.decode()
     assert "every 3s" not in shown
     assert "All trials have ended." in shown
@@ -80,7 +79,7 @@ def test_trials_are_sorted_and_filtered(owner_page, sweeper):
     for trial, value in zip(sweep.trials.all(), (0.2, 0.9), strict=False):
         sweeper.run(trial, value)
     sweeper.run(sweep.trials.last(), 0.1, outcome=Outcome.CODE_FAILED)
-    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)  # stores the outcomes of the trials
 
     def numbers(**query):
         page = owner_page.get(reverse("sweep_detail", args=[sweep.pk]), query, headers=HTMX).content.decode()

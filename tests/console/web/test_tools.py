@@ -77,6 +77,7 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
             elsewhere = {"Sec-Fetch-Site": "cross-site"}
             assert mine.post(f"{path}data/runs", headers=elsewhere).status_code == 403
             assert mine.request("PUT", path).status_code == 405
+        # 404: the session is not theirs. 400: the path is unsafe. 302: to log in, or to create an organization.
         with logged_in(url, colleague) as other, logged_in(url, stranger) as foreign, logged_in(url) as nobody:
             token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}
             for guess in (key, key.swapcase(), "A" * 16, "x", f"x%2f..%2f{key}", "x" * 5000):
@@ -147,7 +148,7 @@ def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool,
     with asgi_console() as url, logged_in(url, customer.membership, **secrets) as browser:
         page = browser.get(f"{path}a.html?x=%2F..&y=1")
         data = browser.get(f"{path}data/evil.html")
-        script = browser.get(f"{path}experiment/x/d%61ta/evil.js")
+        script = browser.get(f"{path}experiment/x/d%61ta/evil.js")  # d%61ta is "data"
         redirected = browser.get(f"{path}redirect")
         secrets_sent = browser.get(f"{path}b.html", headers={"Authorization": "Basic c2VjcmV0"})
         sent = len(HostileTool.received)
@@ -180,7 +181,7 @@ def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool,
         assert f"connect-src {tool_url};" in policy
         assert "'self'" not in policy
         assert "unsafe-eval" not in policy
-    assert page.headers["content-type"] == "text/html"
+    assert page.headers["content-type"] == "text/html"  # of the tool; what is below data/ comes from customers
     assert {data.headers["content-type"], script.headers["content-type"]} == {"application/octet-stream"}
 
 
@@ -207,7 +208,7 @@ def test_missing_and_unreadable_logs_are_refused_with_a_reason(root, customer, m
     shutil.rmtree(customer.backend.run_folder(attempt.run_name))  # as clean-up does once the retention has ended
     assert client.post(address).json()["code"] == "no_logs"
     write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
-    assert client.post(address).json()["code"] == "tools_away"
+    assert client.post(address).json()["code"] == "tools_away"  # no process of the tools runs here
     monkeypatch.setattr(type(customer.backend), "shares_storage", False)
     assert client.post(address).json()["code"] == "logs_unreachable"
     browser = Client()
