@@ -212,7 +212,9 @@ def test_entries_of_links_are_not_listed(root, tmp_path):
     (root / "etc" / "motd").unlink()
     (root / "etc").rmdir()
     (root / "etc").symlink_to(many)
-    assert container.count_entries(root) == before - 2, "`etc` counts itself, without the two entries that it had"
+    assert container.count_entries(root) == before - 2, (
+        "the link counts as one entry, as the folder did; its two entries are gone"
+    )
     assert not any(str(many) in word for word in container.root_arguments(root, []))
 
 
@@ -225,6 +227,7 @@ def test_ranks_get_the_images_variables_and_the_launcher_does_not(root):
         "CUDA_VISIBLE_DEVICES": "",
     }
     image = Container(root, "/usr/bin/python3", {"PATH": "/conda/bin", "HOME": "/root", "LD_PRELOAD": "/evil.so"})
+    # PATH, LANG and certificates come from the image. Of the other variables, the platform's values count.
     assert image.rank_environment(of_a_builtin_image) == {
         "PATH": "/conda/bin", "LANG": "C.UTF-8", "LD_PRELOAD": "/evil.so", "HOME": "/tmp", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
@@ -260,11 +263,12 @@ def test_an_interpreter_with_libraries_that_the_sandbox_lacks_is_refused(monkeyp
     monkeypatch.setattr(container, "_loaded_libraries", lambda: [loader, missing])
     with pytest.raises(OSError, match=f"has loaded {missing}, which lies neither below /usr"):
         container.host_interpreter()
+    # An interpreter of the same folder is mounted together with the library.
     monkeypatch.setattr(container.sys, "executable", "/apps/spack/zlib-1.3/bin/python3")
     container.host_interpreter()
 
 
 def test_an_interpreter_whose_folder_is_the_whole_machine_is_refused(monkeypatch):
-    monkeypatch.setattr(container.sys, "executable", "/python/python3")
+    monkeypatch.setattr(container.sys, "executable", "/python/python3")  # as bin/python3 of the folder /
     with pytest.raises(OSError, match="the whole machine"):
         container.host_interpreter()

@@ -10,7 +10,7 @@ from runtime.backends.kubernetes.backend import KubernetesBackend, check
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
-from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, start
+from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, limit_config, start
 from tests.runtime.backends.contract import STUBBORN
 
 pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
@@ -156,9 +156,8 @@ def test_check_reports_missing_permissions(own_harness, fake):
     config = own_harness.config()
     (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
     without_jobs = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
-    create_limited_backend(own_harness, fake, config, without_jobs)
-    config = dataclasses.replace(config, kubeconfig=str(own_harness.site.root.parent / "limited"))
-    lines = check(config, own_harness.site.root / "runs", smoke=False)
+    limited = limit_config(own_harness, fake, config, without_jobs)
+    lines = check(limited, own_harness.site.root / "runs", smoke=False)
     missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
     assert not any("pods/portforward" in name for name in missing)
