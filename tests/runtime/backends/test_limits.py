@@ -14,7 +14,7 @@ from runtime.launcher.record import Record
 
 @pytest.fixture
 def limits(tmp_path):
-    """The limits of a node without files."""
+    """The limits of a node whose code has written nothing."""
     folders = {name: tmp_path / name for name in ("run", "checkpoints", "nodes")}
     for folder in folders.values():
         folder.mkdir()
