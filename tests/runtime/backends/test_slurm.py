@@ -80,7 +80,7 @@ def test_capacity_counts_the_machines_that_a_node_type_may_use():
     assert by_name["g0"].free == Resources(56, 448000, 3, "NVIDIA-A100")
     assert found.nodes_now(Resources(14, 1000)) == 2
     assert found.nodes_ever(Resources(30, 1000)) == 3
-    assert found.nodes_now(Resources(1, 1000, 1, "NVIDIA-A100"), "gpu") == 3
+    assert found.nodes_now(Resources(1, 1000, 1, "NVIDIA-A100"), "gpu") == 3, "one for each free GPU"
     assert found.nodes_ever(Resources(1, 1000, 1, "NVIDIA-H200"), "gpu") == 0
 
 
@@ -92,7 +92,7 @@ def test_a_job_asks_for_the_nodes_as_tasks():
         min_nodes=1,
     )
     assert submission.arguments(gpus, config(), job_name="job-1-1.ab", log="/runs/log") == [
-        "--job-name=job-1-1.ab", "--ntasks=2", "--cpus-per-task=8", "--mem-per-cpu=8001M",
+        "--job-name=job-1-1.ab", "--ntasks=2", "--cpus-per-task=8", "--mem-per-cpu=8001M",  # rounded up
         "--time=17",  # 600 s, 300 s to meet and 120 s of margin
         "--no-requeue", "--export=ALL", "--chdir=/", "--output=/runs/log", "--open-mode=append",
         "--gpus-per-task=a100:2", "--partition=gpu", "--constraint=nvlink&rack1", "--qos=high", "--account=acme-lab",
@@ -119,6 +119,7 @@ def test_a_job_asks_for_the_nodes_as_tasks():
 def test_slurms_reasons_become_codes(reason, code):
     (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()
     assert explain_waiting(job).code is code
+    # The sentence quotes the reason, if there is one.
     assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain_waiting(job).sentence
 
 

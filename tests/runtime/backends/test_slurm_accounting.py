@@ -21,7 +21,7 @@ def account_of(harness, name):
 
 def test_each_organization_uses_its_account_and_its_limits(accounting_harness):
     cluster, backend = accounting_harness.cluster, accounting_harness.backend
-    for number, organization in ((1, "acme"), (2, "somebody")):
+    for number, organization in ((1, "acme"), (2, "somebody")):  # the second has no account of its own
         spec = accounting_harness.spec(WAIT, name=f"job-{number}-1", labels={"organization": organization})
         backend.submit(spec)
     assert account_of(accounting_harness, "job-1-1") == ORGANIZATION_ACCOUNT

@@ -96,7 +96,7 @@ def test_the_console_needs_no_rights_but_to_submit_and_other_users_cannot_read_i
     outcome, output, evidence = json.loads(done.stdout)
     run = shared_folder / "runs" / "job-1-1"
     uid = pwd.getpwnam(SERVICE_USER).pw_uid
-    assert (outcome, output) == ("completed", "11\n"), evidence
+    assert (outcome, output) == ("completed", "11\n"), evidence  # 11: the length of the secret
     # Other tests have jobs on this cluster too, as root.
     jobs = slurm_cluster.call("squeue", "--noheader", "--states=all", f"--user={SERVICE_USER}", "--format=%j").split()
     assert len(jobs) == 1
