@@ -140,6 +140,7 @@ def test_logs_come_in_pieces_at_character_boundaries_and_with_the_time_of_each_l
             break
     assert "".join(pieces) == f"{text}\nsecond\n"
     assert logs("job-1-1", 0, offset).text == ""
+    # Times are pairs of a line's number in the text and its time.
     first, second = dict(logs("job-1-1", 0, with_times=True).times).values()
     assert second - first == pytest.approx(1, abs=0.5)
     assert status.submitted_at - 1 <= first <= second <= status.finished_at + 1
@@ -282,15 +283,17 @@ def test_changes_are_reported_within_a_second(any_harness):
     listener.start()
     assert listening.wait(30)
     any_harness.start(POLITE)
-    stopped = time.monotonic()
+    stopped_at = time.monotonic()
     any_harness.backend.stop("job-1-1", 20)
     any_harness.wait_for_end()
-    ended = time.monotonic()
-    any_harness.wait("job-1-1", lambda _status: any(at >= stopped and "job-1-1" in names for at, names in reports), 5)
+    ended_at = time.monotonic()
+    any_harness.wait(
+        "job-1-1", lambda _status: any(at >= stopped_at and "job-1-1" in names for at, names in reports), 5
+    )
     done.set()
     listener.join(30)
     assert max(late[0] - early[0] for early, late in itertools.pairwise(reports)) < 3, "a heartbeat every second"
-    assert any("job-1-1" in names and stopped <= at < ended + 1 for at, names in reports)
+    assert any("job-1-1" in names and stopped_at <= at < ended_at + 1 for at, names in reports)
 
 
 # Ends

@@ -186,7 +186,8 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
         "print(is_ready(pathlib.Path(sys.argv[1]), 'small'))"
     )
     command = [sys.executable, "-c", code, str(root)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=RECIPES.parents[1])
+    repository = RECIPES.parents[1]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=repository)
     assert answer.stdout == "False\n", "only the builder may use an image whose test failed"
 
 

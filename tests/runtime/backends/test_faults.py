@@ -18,7 +18,7 @@ from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
 from tests.console.processes import children
 from tests.runtime.backends.contract import WAIT
-from tests.runtime.backends.test_first_cause import MEET
+from tests.runtime.backends.test_first_cause import AWAIT_ALL
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
@@ -106,7 +106,9 @@ def causes(harness):
 @pytest.mark.slow
 def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(harness):
     ignore = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    script = MEET + ignore + "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    while True: signal.pause()"
+    script = (
+        AWAIT_ALL + ignore + "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    while True: signal.pause()"
+    )
     assert harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=4).rank == 2
     ends = [node.finished_at for node in harness.backend.describe("job-1-1").nodes]
     assert len(ends) == 4

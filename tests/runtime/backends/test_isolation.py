@@ -27,7 +27,7 @@ def each_harness(harness, request):
 
 def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
     """Everything is tried in one run, beside another run on the same machine."""
-    secret, console, image = (
+    secret, repository, image = (
         each_harness.folder / "secret",
         Path(__file__).resolve().parents[3],
         each_harness.images_root / "bare",
@@ -58,7 +58,7 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
             "other descriptors": "sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100))",
             "a link out of the workspace": f"[attempt(os.symlink, {str(secret)!r}, 'link'), os.path.exists('link')][1]",
             "files of the host": attempts(
-                "read", str(secret), str(console / "pyproject.toml"), str(console / "console"), "/root/.bashrc",
+                "read", str(secret), str(repository / "pyproject.toml"), str(repository / "console"), "/root/.bashrc",
                 "/etc/shadow",
             ),
             "a socket of the console": attempts("connect", str(each_harness.folder / "s")),

@@ -143,7 +143,7 @@ def test_not_ready_machines_are_read_from_pod_events():
     ]
     before = unready("job-1-1-1-aaaaa", "1970-01-01T00:16:00Z")
     events = read_events(FAILED, [], [*unready_events, before], now=END)
-    assert events.not_ready_at == {0: 1020.0}, "the event of node 1 is older than this run"
+    assert events.not_ready_at == {0: 1020.0}, "the first event of node 0; that of node 1 is older than this run"
 
 
 def status_of(*pods, events=None, now=END + 5, job=FAILED):

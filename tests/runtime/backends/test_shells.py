@@ -211,7 +211,8 @@ def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_ha
             return [data async for data in portforward.receive(connection)]
 
     assert asyncio.run(without_token()) == [], "not even a prompt"
-    assert asyncio.run(without_token(HEADER.pack(INPUT, 64) + b"echo\n" * 13)) == []
+    commands = HEADER.pack(INPUT, 64) + b"echo\n" * 13  # at once, without a token before them
+    assert asyncio.run(without_token(commands)) == []
     with pytest.raises(RunNotFound):
         asyncio.run(open_and_close(permitted.shell_socket("job-1-1", 1)))
     without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]

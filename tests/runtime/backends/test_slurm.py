@@ -117,7 +117,7 @@ def test_a_job_asks_for_the_nodes_as_tasks():
     ],
 )  # fmt: skip
 def test_slurms_reasons_become_codes(reason, code):
-    (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()
+    (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()  # id, state, start, end, machines, reason
     assert explain_waiting(job).code is code
     # The sentence quotes the reason, if there is one.
     assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain_waiting(job).sentence
@@ -267,7 +267,7 @@ def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
     ],
 )  # fmt: skip
 def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
-    for records in ([None], [record(started=False)]):
+    for records in ([None], [record(started=False)]):  # None: the node has written no record
         ended = status(records, state)
         # A supervisor that has written a record was there, so it is lost if Slurm has forgotten the job.
         expected = outcome if records == [None] or state is not None else Outcome.NODE_LOST
@@ -284,10 +284,10 @@ def test_a_requeued_or_silent_run_is_lost():
 
 
 def test_slurm_is_asked_only_where_the_records_do_not_suffice():
-    fresh, silent = record(), record(silent_for=30)
-    assert not evidence.needs_slurm([fresh, record(ended=True, silent_for=900)], NOW, 15.0)
+    fresh, silent, max_silence_seconds = record(), record(silent_for=30), 15.0
+    assert not evidence.needs_slurm([fresh, record(ended=True, silent_for=900)], NOW, max_silence_seconds)
     for each in (None, silent, record(ended=True, causes=[by_slurm()])):
-        assert evidence.needs_slurm([fresh, each], NOW, 15.0)
+        assert evidence.needs_slurm([fresh, each], NOW, max_silence_seconds)
 
 
 @pytest.mark.parametrize(("state", "is_known"), [("RUNNING", False), ("PENDING", False), ("TIMEOUT", True)])

@@ -19,7 +19,7 @@ SHOW_PROGRAM = (
     MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
 )
 """Prints the program that runs the rank: `rank.py` after a cold start, `forkserver.py` after a warm one."""
-WAIT = SHOW_PROGRAM + "import signal\nsignal.pause()\n"
+SHOW_PROGRAM_AND_WAIT = SHOW_PROGRAM + "import signal\nsignal.pause()\n"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness, 
 
 
 def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
-    warm.submit(WAIT, name="job-2-1")
+    warm.submit(SHOW_PROGRAM_AND_WAIT, name="job-2-1")
     warm.wait_for_text("forkserver.py", "job-2-1")
     servers = fork_servers(warm)
     assert servers
