@@ -181,7 +181,7 @@ def test_a_refused_submission_leaves_nothing(any_harness):
         {"nodes": 0},
         {"resources": Resources(cpus=0, memory_mib=1024)},
         {"image": Image(builtin="unheard-of")},
-        # Pods mount folders of one volume only.
+        # Pods mount folders of one volume only. The other backends mount any folder.
         {"mounts": (outside,)} if isinstance(any_harness, KubernetesHarness) else {"script": ""},
         {"name": "Job_1"},
     ):

@@ -183,12 +183,16 @@ RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
     [
         pytest.param((running(0), running(1)), BOTH, (), True, id="both kubelets are down, not reported yet"),
         pytest.param((ended(0), running(1)), BOTH, (1,), True, id="the other machine is NotReady"),
-        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="so its pod is being deleted"),
+        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="and its pod is being deleted"),
         pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="the machine restarted"),
         pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record, but node 0 succeeds last"),
         pytest.param((running(0), ended(1)), {1: SUCCEEDED}, (0,), False, id="the record of node 0 is lost"),
-        pytest.param((ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="it reports a failure"),
-        pytest.param((ended(0, 1), running(1)), {0: CODE_FAILED, 1: RUNNING_RECORD}, (1,), False, id="it still ran"),
+        pytest.param(
+            (ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="node 1 recorded a failure"
+        ),
+        pytest.param(
+            (ended(0, 1), running(1)), {0: CODE_FAILED, 1: RUNNING_RECORD}, (1,), False, id="node 1 still ran"
+        ),
     ],
 )
 def test_a_recorded_success_counts_even_if_the_machine_is_lost(pods, records, lost, *, is_completed):

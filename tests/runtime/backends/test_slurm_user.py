@@ -36,7 +36,7 @@ workspace.mkdir()
 backend.submit(RunSpec(
     name="job-1-1", framework=Framework.PYTORCH, image=Image(builtin="bare"), nodes=2, workers_per_node=1,
     resources=Resources(cpus=2, memory_mib=1024), script="train.py", deadline_seconds=60,
-    secrets={"TOKEN": "very-secret"}, mounts=(Mount(str(workspace), "/workspace", False),),
+    secrets={"TOKEN": "very-secret"}, mounts=(Mount(str(workspace), "/workspace", read_only=False),),
 ))
 status = backend.describe("job-1-1")
 for _names in backend.changes(stop_after_seconds=60):
