@@ -6,6 +6,8 @@ from runtime.backends.kubernetes.backend import KubernetesBackend
 from tests.runtime.backends.contract import WAIT
 
 NAME = "job-1-1"
+ROLE = "r"
+"""The Role of backends with limited permissions."""
 
 
 def start(harness, **changes):
@@ -24,13 +26,18 @@ def wait_for_code(harness, code):
 
 
 def create_limited_backend(harness, fake, config, rules):
-    """Return a backend that has only the permissions in `rules`, through the Role `r` in the namespace of runs."""
-    fake.make("roles", config.namespace, "r", rules=rules)
+    """Return a backend that has only the permissions in `rules`, through the Role in the namespace of runs."""
+    return KubernetesBackend(config=limit_config(harness, fake, config, rules), root=harness.site.root / "runs")
+
+
+def limit_config(harness, fake, config, rules):
+    """Return the settings with a kubeconfig that has only the permissions in `rules`."""
+    fake.make("roles", config.namespace, ROLE, rules=rules)
     fake.make("serviceaccounts", config.namespace, "a")
     subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ROLE}
     fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
     token = fake.server.access.token_for(config.namespace, "a")
     path = harness.site.root.parent / "limited"
     fake.server.kubeconfig(path, token)
-    return KubernetesBackend(config=dataclasses.replace(config, kubeconfig=str(path)), root=harness.site.root / "runs")
+    return dataclasses.replace(config, kubeconfig=str(path))

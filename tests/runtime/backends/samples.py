@@ -1,10 +1,11 @@
-"""The state of a Job of two nodes and of its Pods."""
+"""The state of a Job of two nodes and of its Pods. All times are Unix seconds."""
 
 import dataclasses
 
 from runtime.backends.kubernetes.state import JobState, PodState, SpecSummary
 
 START, END = 1000.0, 1100.0
+"""When the last Pod started, and when Pods exited unless a test says otherwise."""
 
 JOB = JobState(
     name="job-1-1",
@@ -13,9 +14,9 @@ JOB = JobState(
     nodes=2,
     spec=SpecSummary(builtin=True, memory_mib=256, disk_mib=512),
     suspended=False,
-    start_time=990.0,
+    start_time=990.0,  # when the Job controller began to create Pods
     submitted_at=989.5,
-    started_at=None,
+    started_at=None,  # the console has not stored START yet
     termination=None,
     final_status=None,
     is_failing=False,

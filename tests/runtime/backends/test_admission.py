@@ -27,7 +27,7 @@ pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time l
         ({"checkpoint_key": "../other"}, "checkpoint_key"),
         ({"image": Image(builtin="unknown")}, "image"),
         ({"image": Image(builtin="../bare")}, "image"),
-        ({"image": Image(reference="docker.io/x")}, "image"),
+        ({"image": Image(reference="docker.io/x")}, "image"),  # a local backend has built-in images only
         ({"workspace_target": "/usr/local"}, "mounts"),
         ({"datasets_target": "/"}, "mounts"),
         ({"workspace_target": "workspace"}, "mounts"),
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time l
         ({"script": "folder"}, "script"),
         ({"script": "loop"}, "script"),
         ({"script": "link_out_of_the_workspace"}, "script"),
-        ({"mounts": ()}, "mounts"),
+        ({"mounts": ()}, "mounts"),  # no workspace
     ],
 )
 def test_a_run_that_can_never_start_is_refused(harness, changes, field):

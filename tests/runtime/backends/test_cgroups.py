@@ -111,6 +111,7 @@ def test_cpu_weight_and_quota_grow_with_the_cores(tmp_path):
         limits = {path.name: path.read_text().strip() for folder in group.folders for path in folder.glob("cpu.*")}
     finally:
         cgroups.remove(group.folders)
+    # For each core, v1 has 1024 shares, and v2 a weight of 100.
     assert limits.get("cpu.shares") == "2560" or limits.get("cpu.weight") == "250"
     assert limits.get("cpu.cfs_quota_us") == "252000" or limits.get("cpu.max") == "252000 100000"
 
@@ -125,7 +126,7 @@ def test_removing_a_group_kills_its_processes(tmp_path):
         signal.pause()
     while not any((folder / "cgroup.procs").read_text().split() for folder in group.folders):
         pass
-    # The child is dead and not reaped yet. A group that has only such processes can be removed.
+    # The killed child is not reaped yet. A group that has only such processes can be removed.
     assert cgroups.remove(group.folders)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not any(folder.exists() for folder in group.folders)

@@ -82,7 +82,7 @@ def test_the_root_is_the_images_and_nobody_can_write_to_it(root, tmp_path):
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     seen = look(
-        sandbox_of(root, tmp_path, mounts=(Mount(str(workspace), "/workspace", False),)),
+        sandbox_of(root, tmp_path, mounts=(Mount(str(workspace), "/workspace", read_only=False),)),
         names="sorted(os.listdir('/'))",
         motd="read('/etc/motd')",
         passwd="read('/etc/passwd').partition(':')[0]",
@@ -121,7 +121,7 @@ def test_a_link_in_an_image_leads_no_mount_out_of_the_sandbox(root, tmp_path, li
         path.rename(root / "moved")
     path.symlink_to(f"{prefix}{victim}")
     seen = look(
-        sandbox_of(root, tmp_path, mounts=(Mount(str(workspace), "/workspace", False),)),
+        sandbox_of(root, tmp_path, mounts=(Mount(str(workspace), "/workspace", read_only=False),)),
         secret=f"read('/{link}/secret')",
         written=f"write('/{link}/written')",
         passwd="read('/etc/passwd').partition(':')[0]",
@@ -155,7 +155,7 @@ def test_programs_of_an_image_gain_no_rights(root, tmp_path):
     assert {"ro", "nosuid", "nodev"} <= set(seen["flags"][0].split(","))
     assert seen["privileges"] == ["0000000000000000", "1"], "no capabilities, and no program can give any"
     assert not seen["preload"]
-    assert seen["device"] in {"Permission denied", "No such file or directory"}
+    assert seen["device"] in {"Permission denied", "No such file or directory"}, "only root can make devices"
     assert not seen["pipe"]
     assert all(path.startswith(container.HOST_TARGET) for path in seen["libraries"]), "they are the host's"
 
@@ -166,7 +166,7 @@ def test_the_image_does_not_provide_the_folders_that_contain_a_mount(root, tmp_p
     (root / "home" / "user" / "file").write_text("of the image")
     dataset = tmp_path / "digits"
     dataset.mkdir()
-    mounts = (Mount(str(dataset), "/mnt/data/digits"), Mount(str(tmp_path / "run"), "/home/work", False))
+    mounts = (Mount(str(dataset), "/mnt/data/digits"), Mount(str(tmp_path / "run"), "/home/work", read_only=False))
     seen = look(
         sandbox_of(root, tmp_path, mounts=mounts, datasets_target="/mnt/data"),
         data="os.listdir('/mnt/data')",
@@ -212,7 +212,9 @@ def test_entries_of_links_are_not_listed(root, tmp_path):
     (root / "etc" / "motd").unlink()
     (root / "etc").rmdir()
     (root / "etc").symlink_to(many)
-    assert container.count_entries(root) == before - 2, "`etc` counts itself, without the two entries that it had"
+    assert container.count_entries(root) == before - 2, (
+        "the link counts as one entry, as the folder did; its two entries are gone"
+    )
     assert not any(str(many) in word for word in container.root_arguments(root, []))
 
 
@@ -225,6 +227,7 @@ def test_ranks_get_the_images_variables_and_the_launcher_does_not(root):
         "CUDA_VISIBLE_DEVICES": "",
     }
     image = Container(root, "/usr/bin/python3", {"PATH": "/conda/bin", "HOME": "/root", "LD_PRELOAD": "/evil.so"})
+    # PATH, LANG and certificates come from the image. Of the other variables, the platform's values count.
     assert image.rank_environment(of_a_builtin_image) == {
         "PATH": "/conda/bin", "LANG": "C.UTF-8", "LD_PRELOAD": "/evil.so", "HOME": "/tmp", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
@@ -260,11 +263,12 @@ def test_an_interpreter_with_libraries_that_the_sandbox_lacks_is_refused(monkeyp
     monkeypatch.setattr(container, "_loaded_libraries", lambda: [loader, missing])
     with pytest.raises(OSError, match=f"has loaded {missing}, which lies neither below /usr"):
         container.host_interpreter()
+    # An interpreter of the same folder is mounted together with the library.
     monkeypatch.setattr(container.sys, "executable", "/apps/spack/zlib-1.3/bin/python3")
     container.host_interpreter()
 
 
 def test_an_interpreter_whose_folder_is_the_whole_machine_is_refused(monkeypatch):
-    monkeypatch.setattr(container.sys, "executable", "/python/python3")
+    monkeypatch.setattr(container.sys, "executable", "/python/python3")  # as bin/python3 of the folder /
     with pytest.raises(OSError, match="the whole machine"):
         container.host_interpreter()

@@ -85,6 +85,7 @@ def test_a_run_goes_on_without_a_node(harness, lose, left_running):
         assert (second["RANK"], second["WORLD_SIZE"], second["RESTART_COUNT"]) == (str(rank), "4", "5")
         assert second["NODE_RANK"] == str(rank // 2)
         assert second["TORCHELASTIC_RESTART_COUNT"] == "5"
+        # Four earlier restarts, and one for the one node that the run may lose.
         assert first["TORCHELASTIC_MAX_RESTARTS"] == second["TORCHELASTIC_MAX_RESTARTS"] == "5"
         assert first["MASTER_PORT"] != second["MASTER_PORT"]
         log = harness.log(first_rank)
@@ -180,7 +181,8 @@ def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harn
     assert {size for _epoch, size in epochs} == {"3", "2"}
     assert "result: 6 epochs, rank 1 of 2" in harness.log(2)
     assert float(re.findall(r"accuracy ([\d.]+)", log)[-1]) > 0.8
-    # If a node is lost after all images of an epoch were seen, none is left for the others.
+    # If a node is lost after all images of an epoch were seen, the others go on with an epoch without images. Here
+    # that is epoch 7: the sampler counts from 0.
     script = """
     import runpy
     import horovod.torch as hvd

@@ -18,7 +18,7 @@ from runtime.backends import host
 from runtime.specs import FailureCode, Outcome, RunPhase
 from tests.console.processes import children
 from tests.runtime.backends.contract import WAIT
-from tests.runtime.backends.test_first_cause import MEET
+from tests.runtime.backends.test_first_cause import AWAIT_ALL
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
@@ -106,7 +106,9 @@ def causes(harness):
 @pytest.mark.slow
 def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(harness):
     ignore = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    script = MEET + ignore + "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    while True: signal.pause()"
+    script = (
+        AWAIT_ALL + ignore + "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    while True: signal.pause()"
+    )
     assert harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=4).rank == 2
     ends = [node.finished_at for node in harness.backend.describe("job-1-1").nodes]
     assert len(ends) == 4
@@ -234,7 +236,8 @@ def test_only_two_signals_affect_a_launcher(harness):
     (node,) = start(harness, "print('ready', flush=True)\nopen('go').read()")
     for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
         os.kill(node.launcher, number)
-    os.close(os.open(harness.workspace / "go", os.O_RDWR))  # does not block if the reader has ended
+    # The script reads to the end of the pipe. O_RDWR: to open the pipe does not block if the script has ended.
+    os.close(os.open(harness.workspace / "go", os.O_RDWR))
     harness.wait_for_outcome(Outcome.COMPLETED)
 
 
@@ -295,7 +298,10 @@ def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):
 
 @pytest.mark.usefixtures("small_disk")
 def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness):
-    """It wrote less than its limit, but used up the disk. It must be billed, since it hurts other runs."""
+    """It wrote less than its limit, but used up the disk. It must be billed, since it hurts other runs.
+
+    The rank fails to write, or the supervisor measures the disk first.
+    """
     script = """
     import os, time
     if os.environ["RANK"] != "1": time.sleep(30)
@@ -309,7 +315,10 @@ def test_a_disk_that_the_run_filled_itself_is_its_own_fault(harness):
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_disk")
 def test_a_disk_without_room_for_the_record_loses_no_node(harness):
-    """A node without a last record counts as lost, so code that fills the whole disk would run free."""
+    """A node without a last record counts as lost, so code that fills the whole disk would run free.
+
+    The script exits, or the supervisor measures the disk first.
+    """
     script = """
     import os
     with open(os.path.join(os.environ["RUN_DIR"], "all"), "wb", buffering=0) as file:
@@ -337,7 +346,7 @@ def test_a_full_disk_does_not_keep_a_run_from_its_deadline(harness, small_disk):
 
 
 def test_output_is_kept_byte_for_byte_and_a_flood_of_it_is_cut(harness):
-    """Rank 0 writes every byte with and without lines, rank 1 more than it may. The run goes on."""
+    """Rank 0 writes bytes of every value, and a long text without line ends. Rank 1 writes more than a log may hold."""
     script = """
     import os, time
     if os.environ["RANK"] == "0":

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.specs import FailureCode, Outcome
 
-MEET = """
+AWAIT_ALL = """
     import os, pathlib, signal, sys, time
     rank = int(os.environ["RANK"])
     run = pathlib.Path(os.environ["RUN_DIR"])
@@ -40,7 +40,9 @@ a connection closes."""
 @pytest.mark.parametrize("how", ["sys.exit(10 + rank)", "os.kill(os.getpid(), SIGNALS[rank % 2])"])
 def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(harness, how):
     signals = "    SIGNALS = (signal.SIGKILL, signal.SIGSEGV)\n"
-    failure = harness.run_to_failure(Outcome.CODE_FAILED, MEET + signals + "    " + how, nodes=2, workers_per_node=2)
+    failure = harness.run_to_failure(
+        Outcome.CODE_FAILED, AWAIT_ALL + signals + "    " + how, nodes=2, workers_per_node=2
+    )
     assert failure.node == failure.rank // 2
     expected = (10 + failure.rank, "") if "exit" in how else (None, ("SIGKILL", "SIGSEGV")[failure.rank % 2])
     assert (failure.exit_code, failure.signal) == expected
@@ -50,7 +52,7 @@ def test_of_simultaneous_failures_the_first_is_reported_with_its_own_code(harnes
 @pytest.mark.slow
 def test_a_rank_that_a_signal_ended_outranks_its_echoes(harness):
     # Reading at address 0 ends the rank with SIGSEGV.
-    script = MEET + SERVE.replace("HOW", "__import__('ctypes').string_at(0)").replace("LAST", "3")
+    script = AWAIT_ALL + SERVE.replace("HOW", "__import__('ctypes').string_at(0)").replace("LAST", "3")
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2, workers_per_node=2)
     assert (failure.rank, failure.node, failure.signal) == (3, 1, "SIGSEGV")
     assert failure.last_lines[:2] == ("last words of 3", "connected")
@@ -76,7 +78,7 @@ def test_an_exception_outranks_its_echoes(harness, how):
         close()
         time.sleep(1)
     """
-    script = textwrap.dedent(MEET) + textwrap.dedent(script)
+    script = textwrap.dedent(AWAIT_ALL) + textwrap.dedent(script)
     script += textwrap.dedent(SERVE).replace("        HOW", textwrap.indent(textwrap.dedent(how), " " * 8).strip("\n"))
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script.replace("LAST", "3"), nodes=4)
     assert (failure.rank, failure.code, failure.exit_code) == (3, FailureCode.RANK_RAISED, 1)
@@ -88,6 +90,6 @@ def test_an_exception_outranks_its_echoes(harness, how):
 
 @pytest.mark.slow
 def test_an_echo_without_an_explanation_is_reported_itself(harness):
-    script = MEET + "    if rank: raise ConnectionResetError('by a download')\n    while True: signal.pause()"
+    script = AWAIT_ALL + "    if rank: raise ConnectionResetError('by a download')\n    while True: signal.pause()"
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=2)
     assert (failure.rank, failure.data["exception"]) == (1, "ConnectionResetError")

@@ -47,6 +47,7 @@ def replay(trace):
 
 
 def state(trace, stack, is_parked):
+    """Return the state of a rank with this stack. `is_parked`: it has done nothing since the last inspection."""
     return rank_state(trace["stacks"][stack])._replace(digest=stack, is_parked=is_parked)
 
 
@@ -56,6 +57,7 @@ def test_a_recorded_hang_is_detected_when_it_was(name):
     at, hang = replay(trace)
     assert at == pytest.approx(trace["hang"]["at"], abs=2)
     assert hang.seconds == pytest.approx(trace["hang"]["seconds"], abs=2)
+    # The texts begin with the number of seconds, which may differ a little.
     assert describe_hang(hang).partition(" seconds.")[2] == trace["hang"]["text"].partition(" seconds.")[2]
 
 

@@ -34,6 +34,7 @@ def test_a_run_that_attacks_its_launcher_is_billed_and_not_retried_free(hostile_
     status = harness.run(HELPERS + ATTACKS[attack], resources=Resources(cpus=1, memory_mib=256), deadline_seconds=25)
     reason = EndReason(status.outcome.value)
     assert reason in BILLED - PLATFORM_FAULTS, (status.failure, harness.all_logs("job-1-1"))
-    assert "attacked" in harness.log() or "attacked" not in ATTACKS[attack], harness.all_logs("job-1-1")
+    if "attacked" in ATTACKS[attack]:  # it prints this once it has tried everything
+        assert "attacked" in harness.log(), harness.all_logs("job-1-1")
     assert reason is not EndReason.HUNG, "a hang is billed only in part"
     assert status.finished_at >= status.started_at  # a cluster's times are whole seconds

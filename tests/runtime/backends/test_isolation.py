@@ -27,7 +27,7 @@ def each_harness(harness, request):
 
 def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
     """Everything is tried in one run, beside another run on the same machine."""
-    secret, console, image = (
+    secret, repository, image = (
         each_harness.folder / "secret",
         Path(__file__).resolve().parents[3],
         each_harness.images_root / "bare",
@@ -54,11 +54,11 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
         expressions = {
             "program": "open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1]",
             "standard streams": "[os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)]",
-            # The pipe for notes and the file of steps. To list the folder would open another one.
+            # The pipe for notes and the file of steps. They are not listed, since listing opens a descriptor too.
             "other descriptors": "sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100))",
             "a link out of the workspace": f"[attempt(os.symlink, {str(secret)!r}, 'link'), os.path.exists('link')][1]",
             "files of the host": attempts(
-                "read", str(secret), str(console / "pyproject.toml"), str(console / "console"), "/root/.bashrc",
+                "read", str(secret), str(repository / "pyproject.toml"), str(repository / "console"), "/root/.bashrc",
                 "/etc/shadow",
             ),
             "a socket of the console": attempts("connect", str(each_harness.folder / "s")),
@@ -83,7 +83,7 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
             "processes": "len([name for name in os.listdir('/proc') if name.isdigit()])",
             "the console's process": f"attempt(os.kill, {os.getpid()}, 0)",
             "the launcher": [
-                *(f"attempt(os.kill, 1, {number})" for number in (9, 19, 15, 2)),
+                *(f"attempt(os.kill, 1, {number})" for number in (9, 19, 15, 2)),  # SIGKILL, SIGSTOP, SIGTERM, SIGINT
                 *attempts("read", "/proc/1/environ", "/proc/1/mem"),
                 *("attempt(os.readlink, '/proc/1/fd/0')", "attempt(os.listdir, '/proc/1/root')"),
             ],
@@ -91,6 +91,7 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
                 "ctypes.CDLL(None).ptrace(16, 1, 0, 0)",  # PTRACE_ATTACH
                 "ctypes.CDLL(None).syscall(438, os.pidfd_open(1), 4, 0)",  # pidfd_getfd
             ],
+            # Two sockets of the test, the port of the other run, and an address on the internet.
             "the host and the other run": attempts(
                 "connect", abstract_name, tcp.getsockname(), ("127.0.0.1", 45671), ("192.0.2.1", 80)
             ),
@@ -141,13 +142,13 @@ def test_in_proc_a_run_can_write_nothing_of_the_machine_and_read_nothing_that_on
             folders[:] = [name for name in folders if not name.isdigit() and not name.endswith("self")]
         for name in files:
             path = os.path.join(top, name)
-            for how, open_to_all in ((os.O_WRONLY, 0), (os.O_RDONLY, 0o044)):
+            for how, allowed_modes in ((os.O_WRONLY, 0), (os.O_RDONLY, 0o044)):  # what others may read is no secret
                 if how == os.O_RDONLY and top.startswith("/proc/sys"): continue  # settings, which cannot be changed
                 try:
-                    if not open_to_all or not os.stat(path).st_mode & open_to_all:
+                    if not allowed_modes or not os.stat(path).st_mode & allowed_modes:
                         descriptor = os.open(path, how | os.O_NONBLOCK)
-                        null = os.path.samestat(os.fstat(descriptor), os.stat("/dev/null"))
-                        if not null and (how == os.O_WRONLY or os.read(descriptor, 1)): print(path, how)
+                        is_hidden = os.path.samestat(os.fstat(descriptor), os.stat("/dev/null"))
+                        if not is_hidden and (how == os.O_WRONLY or os.read(descriptor, 1)): print(path, how)
                         os.close(descriptor)
                 except OSError: pass
     print("looked")
@@ -198,9 +199,9 @@ ASK = """
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the script calls the kernel by its numbers on x86-64")
 def test_calls_that_reach_other_runs_or_the_host_are_refused(each_harness):
     """A lease on a file that others open delays each of them for 45 seconds. Vsock has no network namespaces."""
-    file = each_harness.dataset / "file"  # of the console's own user, on which a lease would be possible
+    file = each_harness.dataset / "file"  # of the console's own user
     file.write_text("data")
-    with file.open() as opened:
+    with file.open() as opened:  # outside a run, a lease on it is possible
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     paths = ["/datasets/digits/file", "/usr/lib/os-release", str(each_harness.images_root / "bare" / "pyvenv.cfg")]

@@ -49,6 +49,7 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
             assert status.pop("NSpid") == status.pop("NSsid") == status.pop("NSpgid")
         assert warm == cold
         assert (cold["status"]["Uid"], cold["host"]) == ("1000\t1000\t1000\t1000", "job-1-1-0")
+        # Seccomp 2: a filter is active.
         assert [cold["status"][name] for name in ("NoNewPrivs", "Seccomp", "Seccomp_filters")] == ["1", "2", "1"]
         assert {cold["status"][name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     finally:

@@ -10,7 +10,7 @@ from runtime.backends.kubernetes.backend import KubernetesBackend, check
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
-from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, start
+from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, limit_config, start
 from tests.runtime.backends.contract import STUBBORN
 
 pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
@@ -45,7 +45,7 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
     own_harness.complete("print('first')")
     fake.controllers.pace.collect_seconds = 60
     own_harness.backend.delete(NAME)
-    fake.controllers.paused.set()
+    fake.controllers.paused.set()  # nobody creates or deletes Pods for now
     own_harness.submit("print('second')")
     assert [pod.status.phase for pod in own_harness.site.pods(NAME)] == ["Succeeded"], "the first Pod still exists"
     assert own_harness.backend.describe(NAME).phase is RunPhase.STARTING
@@ -56,7 +56,7 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
 
 
 def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake):
-    """A kubelet does not shorten a wait that has begun, so the pod gets the stop in another way."""
+    """A kubelet does not shorten a wait that has begun, so the pod reads the second stop from shared storage."""
     own_harness.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
     containers = fake.containers()
     assert len(containers) == 2
@@ -156,9 +156,8 @@ def test_check_reports_missing_permissions(own_harness, fake):
     config = own_harness.config()
     (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
     without_jobs = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
-    create_limited_backend(own_harness, fake, config, without_jobs)
-    config = dataclasses.replace(config, kubeconfig=str(own_harness.site.root.parent / "limited"))
-    lines = check(config, own_harness.site.root / "runs", smoke=False)
+    limited = limit_config(own_harness, fake, config, without_jobs)
+    lines = check(limited, own_harness.site.root / "runs", smoke=False)
     missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
     assert not any("pods/portforward" in name for name in missing)
@@ -184,7 +183,8 @@ def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harnes
     claim = {"accessModes": [mode], "resources": resources, "volumeName": "local"}
     fake.make("persistentvolumeclaims", own_harness.site.namespace, "data", spec=claim, status={"phase": "Bound"})
     config = own_harness.config(volume={"claim": "data", "root": str(root)})
-    lines = {line.name: line for line in check(config, root / "runs" / ".clusters" / "test", smoke=ok)}
+    missing_folder = root / "runs" / ".clusters" / "test"
+    lines = {line.name: line for line in check(config, missing_folder, smoke=ok)}
     assert (lines["storage"].ok, detail in lines["storage"].detail) == (ok, True), lines["storage"]
     assert [line for line in lines.values() if not line.ok and line.name != "storage"] == []
     assert not ok or "Two nodes met" in lines["smoke run"].detail
@@ -213,6 +213,7 @@ def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fa
     without_nodes = create_limited_backend(own_harness, fake, config, role["rules"])
     start(own_harness, resources=Resources(1, 1024))
     assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]
+    # A backend that may list nodes counts the two of the cluster.
     assert len(own_harness.another(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
 
 

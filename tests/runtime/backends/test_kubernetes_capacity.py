@@ -78,6 +78,7 @@ def test_machines_with_untolerated_taints_do_not_count():
         node(name, taints=[taint]) for name, taint in zip("abcde", (master, ours, theirs, soft, driver), strict=True)
     ]
     assert set(free(*nodes)) == {"b", "d", "e"}
+    # Only Pods that ask for GPUs tolerate the taint of the GPUs' driver.
     gpus = compute_capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)
     assert [gpus.nodes_ever(Resources(1, 1024, gpus=count)) for count in (0, 2)] == [0, 2]
 
@@ -104,6 +105,7 @@ def test_a_node_kind_counts_the_machines_that_accept_it():
     reserved["metadata"]["labels"]["pool"] = "gpu"
     result = compute_capacity([reserved, node("plain")], (), config)
     wanted = Resources(8, 1024)
+    # The settings do not name `small`, so it is treated as "". No machine has the label that `none` selects.
     room = {kind: result.nodes_ever(wanted, kind) for kind in ("gpu", "none", "small", "")}
     assert room == {"gpu": 1, "none": 0, "small": 1, "": 1}
     request = job("job-1-1", 1, "8")
@@ -120,6 +122,7 @@ def job(name, nodes, cpu, **status):
 def test_pending_pods_reserve_their_requests():
     placed = pod("a", "2")
     placed["metadata"]["labels"] = {"trainyard.dev/run": "job-1-1"}
+    # Two of three Pods of the first job are missing. All Pods of the second have ended.
     waiting = pending_requests(
         [job("job-1-1", 3, "2"), job("job-2-1", 2, "1", succeeded=1, failed=1)], [placed], CONFIG
     )

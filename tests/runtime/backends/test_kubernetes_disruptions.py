@@ -108,6 +108,7 @@ def read(*events, now=END + 60, **changes):
 
 
 def test_events_are_complete_only_if_none_can_be_missing():
+    # Only the first is of a Pod of this run, job-1-1: that of node 0.
     events = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST_EVENT)
     assert (events.deleted_by_controller, events.is_complete, events.wait_until) == ({0}, True, 0.0)
     assert events.deleted_externally([0, 1]) == {1}
@@ -142,7 +143,7 @@ def test_not_ready_machines_are_read_from_pod_events():
     ]
     before = unready("job-1-1-1-aaaaa", "1970-01-01T00:16:00Z")
     events = read_events(FAILED, [], [*unready_events, before], now=END)
-    assert events.not_ready_at == {0: 1020.0}, "the event of node 1 is older than this run"
+    assert events.not_ready_at == {0: 1020.0}, "the first event of node 0; that of node 1 is older than this run"
 
 
 def status_of(*pods, events=None, now=END + 5, job=FAILED):
@@ -190,6 +191,7 @@ def test_a_run_waits_for_the_job_controllers_verdict():
 
 
 def test_a_pod_that_others_deleted_stays_marked_as_deleted_by_others():
+    # Created at 990 and due at 1100, which is END.
     item = {
         "metadata": {
             "name": "p0", "uid": "p0", "creationTimestamp": "1970-01-01T00:16:30Z",
@@ -264,9 +266,9 @@ def test_a_code_failure_while_no_console_ran_is_billed_once_its_events_are_there
     unwatched.write({"workspace/go": ""})
     wait_for_job_failure(fake)
     assert len(unwatched.site.pods(NAME)) == 1, "the Job controller deleted the other one"
-    expected = DeletionEvents(wait_until=time.time() + 60)
+    not_arrived = DeletionEvents(wait_until=time.time() + 60)
     with monkeypatch.context() as patched:
-        patched.setattr(runs, "read_events", lambda *_arguments, **_options: expected)
+        patched.setattr(runs, "read_events", lambda *_arguments, **_options: not_arrived)
         status = unwatched.backend.describe(NAME)
     assert (status.phase, status.outcome) == (RunPhase.STOPPING, None)
     final = unwatched.backend.describe(NAME)
@@ -274,7 +276,7 @@ def test_a_code_failure_while_no_console_ran_is_billed_once_its_events_are_there
 
 
 def test_a_machine_lost_while_no_console_ran_is_a_lost_node(unwatched, fake):
-    """A cloud removes the machine's object and with it the pod, which the Job deletes because its peer failed."""
+    """The Job deletes the dead machine's Pod, since its peer failed. It vanishes when the cloud removes the Node."""
     start(unwatched, PEERS)
     pods = {one.metadata.name: one.spec.node_name for one in unwatched.site.pods(NAME)}
     deleted, machine = next(iter(pods.items()))

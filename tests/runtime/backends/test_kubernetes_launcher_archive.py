@@ -47,6 +47,7 @@ def test_a_signal_during_startup_is_kept_for_the_launcher(tmp_path):
     )
     path = tmp_path / "launcher.pyz"
     path.write_bytes(launcher_archive.pack(folder))
+    # With --pod, the archive blocks SIGTERM before it imports anything.
     pod, node = (
         subprocess.run([sys.executable, path, *flag], check=False, capture_output=True) for flag in (["--pod"], [])
     )

@@ -74,6 +74,7 @@ def test_an_exception_takes_precedence_over_its_echo(both):
     raised = cause("code_failed", "rank_raised", at=END - 1, node=1, rank=1, exit_code=1, data=error)
     echo = cause("code_failed", "rank_raised", at=END - 30, rank=0, exit_code=1, echo=True, data={"exception": "E"})
     failed = dataclasses.replace(FAILED, failed_at=END, ended_at=END)
+    # `heard`: node 0 repeats what node 1 told it.
     records = {0: record(echo, {**raised, "heard": True})} | ({1: record(raised)} if both else {})
     status = status_of(failed, ended(0, 1), ended(1, 1), records=records)
     assert (status.failure.rank, status.failure.code, status.failure.data) == (1, FailureCode.RANK_RAISED, error)
@@ -157,6 +158,7 @@ NO_PYTHON = {"container_reason": "StartError", "started_at": None}
     ],
 )
 def test_outcome_table(pods, records, expected):
+    # A Pod that has not ended is on an unreachable machine.
     status = status_of(FAILED, *pods, records=records, unreachable_since=None if pods[0].ended else {0: END})
     assert status.phase is RunPhase.ENDED
     assert (status.outcome, status.failure.code) == expected
@@ -168,7 +170,7 @@ def test_pods_of_a_platform_image_that_never_met_are_a_platform_error():
     assert (status.outcome, status.failure.code) == (Outcome.PLATFORM_ERROR, FailureCode.NODES_NOT_MET)
 
 
-SUCCEEDED = record(phase="ended", exit_code=0, finished_at=END)
+SUCCEEDED = record(exit_code=0, finished_at=END)
 BOTH = {0: SUCCEEDED, 1: SUCCEEDED}
 TAINTED = {"disruption": "DeletionByTaintManager", "disrupted_at": END + 60, "deletion_deadline": END + 60}
 CODE_FAILED = record(RANK_1_EXITED)
@@ -181,12 +183,16 @@ RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
     [
         pytest.param((running(0), running(1)), BOTH, (), True, id="both kubelets are down, not reported yet"),
         pytest.param((ended(0), running(1)), BOTH, (1,), True, id="the other machine is NotReady"),
-        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="so its pod is being deleted"),
+        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="and its pod is being deleted"),
         pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="the machine restarted"),
-        pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record, but node 0 ended last"),
+        pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record, but node 0 succeeds last"),
         pytest.param((running(0), ended(1)), {1: SUCCEEDED}, (0,), False, id="the record of node 0 is lost"),
-        pytest.param((ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="it reports a failure"),
-        pytest.param((ended(0, 1), running(1)), {0: CODE_FAILED, 1: RUNNING_RECORD}, (1,), False, id="it still ran"),
+        pytest.param(
+            (ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="node 1 recorded a failure"
+        ),
+        pytest.param(
+            (ended(0, 1), running(1)), {0: CODE_FAILED, 1: RUNNING_RECORD}, (1,), False, id="node 1 still ran"
+        ),
     ],
 )
 def test_a_recorded_success_counts_even_if_the_machine_is_lost(pods, records, lost, *, is_completed):
@@ -261,6 +267,7 @@ STOP = Termination(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on
 def test_the_first_of_stop_and_end_counts(exit_codes, failed_at, outcome):
     records = {1: record({**RANK_1_EXITED, "at": failed_at})} if failed_at else {}
     state = FAILED if failed_at else dataclasses.replace(JOB, end_condition="Complete", ended_at=END)
+    # To stop a run, the console lets the Job exceed its deadline.
     job = dataclasses.replace(state, termination=STOP, failure_reason="DeadlineExceeded")
     pods = (ended(node, code) for node, code in enumerate(exit_codes))
     assert status_of(job, *pods, records=records).outcome is outcome

@@ -91,7 +91,7 @@ SUSPENDED = {"metadata": {"uid": "j"}, "spec": {"completions": 2, "suspend": Tru
 UP = {"name": "node", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
 RUNNING = pod(spec={"nodeName": "a"}, containerStatuses=[UP])
 CREATING = pulling("ContainerCreating")
-ALL_GPUS = {"wanted": 2, "gpu_type": "A100", "nodes": 2, "free": 1}
+GPU_DATA = {"wanted": 2, "gpu_type": "A100", "nodes": 2, "free": 1}
 CPUS = unplaced("0/2 nodes are available: 2 Insufficient cpu.")
 MEMORY = unplaced("0/2 nodes are available: 2 Insufficient memory. preemption: not helpful.")
 OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" not found.')
@@ -100,7 +100,7 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
 @pytest.mark.parametrize(
     ("pods", "arguments", "code", "data"),
     [
-        case("missing GPUs name their type and how many are free", Code.GPUS, GPUS, GPUS, data=ALL_GPUS),
+        case("missing GPUs name their type and how many are free", Code.GPUS, GPUS, GPUS, data=GPU_DATA),
         case("missing CPUs name the most free", Code.CPUS, CPUS, data={"wanted": 4.0, "nodes": 1, "free": 3}),
         case("missing memory names what is free", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
         case("a request that fits no machine", Code.TOO_LARGE, GPUS, capacity=SMALL),

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time 
 
 
 def test_a_partly_placed_run_is_ended(own_harness):
-    own_harness.backend = own_harness.another(gang_seconds=2)
+    own_harness.backend = own_harness.another(gang_seconds=2)  # how long a run may be partly placed
     # The cluster has two machines of 8 cores, so only two of the three nodes fit.
     own_harness.submit(WAIT, nodes=3, resources=Resources(5, 256))
     status = wait_for_code(own_harness, WaitingCode.CPUS)
@@ -41,7 +41,7 @@ def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
     pool.submit(own_harness.spec(WAIT, resources=large))
     own_harness.backend = pool
     assert wait_for_code(own_harness, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
-    assert pool.capacity().nodes_now(large) == 1
+    assert pool.capacity().nodes_now(large) == 1, "the waiting run takes the other one"
 
 
 def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, fake, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, 
     own_harness.submit(WAIT, image=Image(reference=reference), pull_secret=wrong)
     assert wait_for_code(own_harness, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
     assert own_harness.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
-    assert own_harness.backend.describe(NAME).started_at is None
+    assert own_harness.backend.describe(NAME).started_at is None, "no time is billed"
     own_harness.backend = own_harness.another()
     own_harness.complete("print(1)", image=Image(reference=reference), pull_secret=right, name="job-2-1")
 

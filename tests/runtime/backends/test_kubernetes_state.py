@@ -35,4 +35,5 @@ def test_newest_pods_prefers_the_newest_pod_and_falls_back_to_the_saved_one():
     job = dataclasses.replace(JOB, saved_pods={0: PodState(0, uid="z", created_at=1.0, exit_code=4), 1: kept})
     newest = newest_pods(job, [running(1), dataclasses.replace(running(1), uid="younger", created_at=995.0)])
     assert newest[1].uid == "younger"
+    # A saved Pod that the API server no longer lists has ended.
     assert (newest[0].exit_code, newest[0].ended) == (4, True)

@@ -58,11 +58,11 @@ def test_a_run_that_may_still_start_continues(pods, changes):
     [
         (NO_IMAGE, False, IMAGE_REFUSED_SECONDS, Outcome.CODE_FAILED, FailureCode.IMAGE_NAME),
         (NO_IMAGE, True, IMAGE_REFUSED_SECONDS, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NAME),
-        (NO_REGISTRY, False, 200, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NETWORK),
+        (NO_REGISTRY, False, CONFIG.start_seconds, Outcome.PLATFORM_ERROR, FailureCode.IMAGE_NETWORK),
         (
             Waiting(WaitingCode.VOLUME, {"claim": "c"}, "No."),
             False,
-            200,
+            CONFIG.start_seconds,
             Outcome.PLATFORM_ERROR,
             FailureCode.NODE_NOT_STARTED,
         ),

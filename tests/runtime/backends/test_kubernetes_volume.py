@@ -44,6 +44,7 @@ def test_pods_may_change_checkpoints_that_the_console_copied(tmp_path, monkeypat
     RunFolders(tmp_path, 10001).fill_checkpoints("job-1", copy)
     folder = tmp_path / ".checkpoints" / "job-1"
     if is_root:
+        # All but the first are named relative to a descriptor of their folder.
         assert owners == {str(folder): 10001, "deep": 10001, "weights": 10001, "latest": 10001}
     else:
         modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "deep", folder / "deep" / "weights")]
@@ -68,7 +69,7 @@ def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
     assert folders.log_times("job-1-1", 0, raw_chunk) == [(0, 5.0)]
     times.rename(tmp_path / "elsewhere")
     for replace in (lambda: times.symlink_to(tmp_path / "elsewhere"), lambda: os.mkfifo(times)):
-        assert folders.log_times("job-1-1", 0, raw_chunk) == []
+        assert folders.log_times("job-1-1", 0, raw_chunk) == [], "there is no file"
         replace()
         assert folders.log_times("job-1-1", 0, raw_chunk) == []
         times.unlink()
@@ -93,6 +94,7 @@ def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
     assert [path.name for path in nodes.iterdir()] == ["stop.json"], "no temporary file is left"
     nodes.rename(nodes.with_name("moved"))
     nodes.symlink_to(tmp_path)
+    # A link in place of the folder, and a run without a folder: nothing is written.
     folders.write("job-1-1", "nodes", "stop.json", b"five")
     folders.write("job-2-1", "nodes", "stop.json", b"six")
     assert not (tmp_path / "stop.json").exists()
@@ -148,12 +150,12 @@ def test_removing_a_run_leaves_what_attempts_share_which_is_removed_apart(folder
     locked.mkdir()
     (locked / "file").write_text("x")
     locked.chmod(0)
-    folders.remove("job-1-1")
-    folders.remove("job-1-1")
+    for _ in range(2):  # the second has nothing to do
+        folders.remove("job-1-1")
     assert sorted(path.name for path in folders.root.iterdir()) == [".checkpoints", ".outputs", ".trash"]
     assert list((folders.root / ".trash").iterdir()) == []
-    folders.remove_shared("../job-1")
-    folders.remove_shared(".")
+    for no_key in ("../job-1", "."):
+        folders.remove_shared(no_key)
     shared = [folders.root / parent / "job-1" for parent in (".checkpoints", ".outputs")]
     assert all(folder.is_dir() for folder in shared)
     folders.remove_shared("job-1")

@@ -14,7 +14,7 @@ from runtime.launcher.record import Record
 
 @pytest.fixture
 def limits(tmp_path):
-    """The limits of a node without files."""
+    """The limits of a node whose code has written nothing."""
     folders = {name: tmp_path / name for name in ("run", "checkpoints", "nodes")}
     for folder in folders.values():
         folder.mkdir()
@@ -24,16 +24,16 @@ def limits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "is_platform_fault"), [(100, True), (10_000, False)], ids=["full before", "full since"]
+    ("free_mib", "is_platform_fault"), [(100, True), (10_000, False)], ids=["full before", "filled since"]
 )
 def test_in_doubt_a_disk_was_filled_by_the_run_unless_it_was_full_before(
     limits, monkeypatch, free_mib, is_platform_fault
 ):
     """A run may end before the first measurement of what it wrote."""
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: free_mib << 20)
-    begun = Limits(limits._plan, limits._record, limits._tree)
+    started = Limits(limits._plan, limits._record, limits._tree)  # notes how much is free at the start
     monkeypatch.setattr(disk, "free_bytes", lambda _folder: 0)
-    verdict = begun.check_after_end()
+    verdict = started.check_after_end()
     assert (verdict is not None) == is_platform_fault
     assert verdict is None or (verdict.kind, verdict.code) == ("platform_error", "disk_full")
 

@@ -65,7 +65,7 @@ def test_an_incomplete_submission_is_no_run_and_can_be_repeated(harness):
     (harness.backend.run_folder("job-1-1") / "submission.json").unlink()
     with pytest.raises(RunNotFound):
         harness.backend.describe("job-1-1")
-    assert harness.backend.names() == ["job-1-1"]
+    assert harness.backend.names() == ["job-1-1"], "reconciliation sees it"
     harness.complete("print('ran')")
 
 
@@ -144,7 +144,7 @@ def test_a_running_run_is_extended_but_not_one_that_is_being_stopped(harness):
     assert 5 < status.finished_at - status.started_at <= 6.5
     harness.start(STUBBORN, name="job-2-1", grace_seconds=600, deadline_seconds=3600)
     harness.backend.stop("job-2-1", 2)
-    harness.backend.extend("job-2-1", 7200)
+    harness.backend.extend("job-2-1", 7200)  # changes nothing: the run is already being stopped
     harness.wait_for_outcome(Outcome.STOPPED, "job-2-1")
 
 
@@ -158,5 +158,5 @@ def test_progress_and_checkpoints_are_in_the_status(harness):
     status = harness.complete(script)
     assert status.started_at <= status.progress_at
     checkpoint = harness.backend.run_folder("job-1-1") / "checkpoints" / "state"
-    assert status.checkpoint_at == checkpoint.stat().st_mtime
+    assert status.checkpoint_at == checkpoint.stat().st_mtime, "the link does not count"
     assert [span.nodes for span in status.spans] == [1]

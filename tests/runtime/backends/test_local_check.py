@@ -29,10 +29,10 @@ def test_a_machine_that_can_serve_runs_passes_every_check(harness):
 
 
 def test_each_failed_check_names_a_remedy(tmp_path, monkeypatch):
-    def none():
+    def refuse():
         raise BackendUnavailable("There is no bubblewrap.")
 
-    monkeypatch.setattr(check.sandbox, "find_bubblewrap", none)
+    monkeypatch.setattr(check.sandbox, "find_bubblewrap", refuse)
     (tmp_path / "file").touch()
     fake = FakeBackend(root=tmp_path, cpus=0)
     fake.isolation_gaps = lambda: ["Runs share the network."]

@@ -53,7 +53,7 @@ def test_a_helper_that_is_killed_for_memory_is_the_cause(harness):
 def test_pages_that_processes_share_count_once(harness):
     script = """
     import os, time
-    kept = bytearray(120 << 20)
+    kept = bytearray(120 << 20)  # twice as much would exceed the limit
     for at in range(0, len(kept), 4096): kept[at] = 1
     child = os.fork()
     if not child:

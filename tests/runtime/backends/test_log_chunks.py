@@ -19,7 +19,7 @@ def test_text_chunk_leaves_an_incomplete_character_to_the_next_chunk():
     [
         (0, "ü one\ntwo\n", 0),
         (1, "two\n", 7),
-        (-4, "two\n", 7),
+        (-4, "two\n", 7),  # the last four bytes
         (-3, "wo\n", 8),  # no line begins in the window, so the end of the last one is returned
         (-99, "ü one\ntwo\n", 0),
         (50, "", 50),

@@ -23,6 +23,7 @@ VERSIONS = ("1.35", "1.36", "1.37")
 """The versions of Kubernetes whose published schemas the objects must match."""
 ROOT = Path("/srv/trainyard/runs/east")
 UID = "6f1c9f8e-0000-4000-8000-000000000001"
+"""The UID of the run's Job, which owns its other objects."""
 KEYS = {"token": "t" * 64, "record_key": "r" * 64}
 
 
@@ -77,6 +78,7 @@ def pod_of(run, cluster):
     return of_kind("Job", everything(run, cluster))["spec"]["template"]["spec"]
 
 
+# Settings of a cluster with GPUs and a namespace for each organization, and a run there in a customer's own image.
 GPU = {
     "namespace": "gpu-runs",
     "queue": "training",
@@ -244,7 +246,7 @@ def test_organization_namespaces_are_unique():
 def test_pod_limits_exceed_the_runs_limits():
     pod = pod_of(spec(grace_seconds=10), config())
     assert pod["terminationGracePeriodSeconds"] > 10
-    longest = config().gang_seconds + config().start_seconds + 3600
+    longest = config().gang_seconds + config().start_seconds + spec().deadline_seconds
     assert pod["activeDeadlineSeconds"] > longest
 
 
@@ -253,10 +255,11 @@ def test_roles_have_no_wildcards():
     assert not any("*" in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]] for rule in rules)
     (role,) = [one for one in rbac.rbac(config()) if one["kind"] == "Role"]
     secrets = next(rule for rule in role["rules"] if rule["resources"] == ["secrets"])
-    assert "list" not in secrets["verbs"]
+    assert "list" not in secrets["verbs"], "a list shows what the Secrets hold"
 
 
 def test_secrets_are_only_in_a_secret_of_the_run():
+    # One secret is named like the platform's own key `token`.
     run = dataclasses.replace(
         gpu_run(), secrets={"API_TOKEN": "s3cr3t-of-the-test", "token": "other"}, environment={"NCCL_DEBUG": "INFO"}
     )

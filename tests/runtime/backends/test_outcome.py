@@ -59,7 +59,7 @@ def test_a_node_without_a_final_record_is_lost():
     assert status.outcome is Outcome.NODE_LOST
     assert status.failure.node == 1
     assert status.nodes[1].phase is RunPhase.ENDED
-    assert status.finished_at == 20.0
+    assert status.finished_at == 20.0, "the end of node 0: node 1 was last seen before, at 15"
 
 
 def test_other_nodes_reports_of_a_loss_are_echoes():
@@ -99,6 +99,7 @@ def test_progress_is_the_latest_sign_of_any_node_or_the_date_of_a_hang():
 
 
 def members(*changes):
+    """Return the rounds that node 0 recorded, each with the nodes that take part, its number and its start."""
     return [{"nodes": nodes, "round": number, "at": at} for nodes, number, at in changes]
 
 

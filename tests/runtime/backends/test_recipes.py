@@ -16,7 +16,7 @@ def test_each_built_in_image_has_a_smoke_test_and_pinned_requirements(name):
     assert all("==" in requirement for requirement in requirements), requirements
 
 
-@pytest.mark.parametrize("name", ["../images/pytorch", "vision_hook"])
+@pytest.mark.parametrize("name", ["../images/pytorch", "vision_hook"])  # a path, and a module beside the recipes
 def test_an_unknown_image_is_refused_with_the_names_of_those_that_exist(name):
     with pytest.raises(InvalidSpec, match="There are: horovod, horovod-tensorflow, pytorch, tensorflow"):
         read_recipe(name)
@@ -80,7 +80,7 @@ def test_an_unknown_directive_is_refused(line, tmp_path):
         ("pytorch", False, True, True),
         ("horovod", False, True, True),
         ("tensorflow", False, True, False),
-        ("horovod-tensorflow", False, False, False),
+        ("horovod-tensorflow", False, False, False),  # its recipe has no build for CUDA
         ("of-an-operator", True, True, True),
     ],
 )

@@ -24,7 +24,7 @@ class SecretOnly:
 
 
 def records_of(record):
-    runs = Runs(SecretOnly(), None, None, lambda: None)
+    runs = Runs(SecretOnly(), None, None, lambda: None)  # without settings, folders and capacity
     pod = ended(0, 3, termination_message=sign_record(record, KEY).decode())
     return runs._verified_records(JOB, {0: pod})
 

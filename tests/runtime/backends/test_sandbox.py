@@ -18,7 +18,11 @@ SANDBOX = sandbox.Sandbox(
     image=Path("/images/pytorch"),
     interpreter_prefixes=(Path("/python"),),
     launcher=Path("/console/launcher"),
-    mounts=(Mount("/data/deep", "/datasets/a/b"), Mount("/ws", "/workspace", False), Mount("/data/a", "/datasets/a")),
+    mounts=(
+        Mount("/data/deep", "/datasets/a/b"),
+        Mount("/ws", "/workspace", read_only=False),
+        Mount("/data/a", "/datasets/a"),
+    ),
     datasets_target="/datasets",
     models_target="/models",
     memory_bytes=1 << 30,

@@ -35,6 +35,7 @@ def run(harness):
     ended = harness.wait_for_outcome(Outcome.CODE_FAILED)
     for rank in range(2):
         first, second, third = harness.log(rank).splitlines()[:3]
+        # Variables of the platform and of the order are replaced, and no others: neither HOME nor a secret.
         arguments = ["--lr", "0.01", f"{rank}of2", "$HOME", "INFO", "$HOME", "$API_TOKEN"]
         assert json.loads(first) == [arguments, "INFO", len(VALUE)]
         assert (second, third) == ("value *** ***", "***")

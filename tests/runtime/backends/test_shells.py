@@ -18,7 +18,7 @@ from runtime.launcher.shell import HEADER, INPUT
 from runtime.specs import Outcome, RunPhase
 from tests.console.processes import wait_for
 from tests.factories.shells import Browser, closing_code
-from tests.runtime.backends.cluster_runs import create_limited_backend
+from tests.runtime.backends.cluster_runs import ROLE, create_limited_backend
 from tests.runtime.backends.contract import WAIT
 from tests.tools import asgi_console
 
@@ -160,6 +160,7 @@ def test_a_step_of_slurm_ends_with_its_shell_and_one_that_finds_no_node_says_why
     assert len(asyncio.run(use())) == len(before) + 1
     wait_for(lambda: steps() == before, 30)
     assert slurm_harness.backend.describe("job-1-1").phase is RunPhase.RUNNING
+    # Without its socket, the node has no more shells: a shell that is opened just then says why.
     ShellSocket(slurm_harness.folder / "runs" / "job-1-1", 0).remove()
     tunnel = slurm_harness.backend._shells
     with pytest.raises(BackendUnavailable, match="No such file"):
@@ -202,18 +203,19 @@ def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_ha
     assert asyncio.run(output_of(tunnel, b"echo rank=$RANK.\n", b"rank=0."))
     wait_for(lambda: not fake.server.forwards, 30)
 
-    async def without_token(sent):
-        """Return what a connection gets that does not send the token: nothing, not even a prompt."""
+    async def without_token(sent=None):
+        """Return what a connection gets that does not send the token. By default it sends one with a wrong end."""
         target, token = permitted._shells._find("job-1-1", 0)
         async with await portforward.connect_to(target) as connection:
             await portforward.send(connection, sent or token.encode()[:-1] + b"-")
             return [data async for data in portforward.receive(connection)]
 
-    assert asyncio.run(without_token(b"")) == []
-    assert asyncio.run(without_token(HEADER.pack(INPUT, 64) + b"echo\n" * 13)) == []
+    assert asyncio.run(without_token()) == [], "not even a prompt"
+    commands = HEADER.pack(INPUT, 64) + b"echo\n" * 13  # at once, without a token before them
+    assert asyncio.run(without_token(commands)) == []
     with pytest.raises(RunNotFound):
         asyncio.run(open_and_close(permitted.shell_socket("job-1-1", 1)))
     without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
-    fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=without))
+    fake.store.edit("roles", config.namespace, ROLE, lambda role: role.update(rules=without))
     with pytest.raises(BackendUnavailable, match="403"):
         asyncio.run(open_and_close(tunnel))

@@ -80,7 +80,7 @@ def test_capacity_counts_the_machines_that_a_node_type_may_use():
     assert by_name["g0"].free == Resources(56, 448000, 3, "NVIDIA-A100")
     assert found.nodes_now(Resources(14, 1000)) == 2
     assert found.nodes_ever(Resources(30, 1000)) == 3
-    assert found.nodes_now(Resources(1, 1000, 1, "NVIDIA-A100"), "gpu") == 3
+    assert found.nodes_now(Resources(1, 1000, 1, "NVIDIA-A100"), "gpu") == 3, "one for each free GPU"
     assert found.nodes_ever(Resources(1, 1000, 1, "NVIDIA-H200"), "gpu") == 0
 
 
@@ -92,7 +92,7 @@ def test_a_job_asks_for_the_nodes_as_tasks():
         min_nodes=1,
     )
     assert submission.arguments(gpus, config(), job_name="job-1-1.ab", log="/runs/log") == [
-        "--job-name=job-1-1.ab", "--ntasks=2", "--cpus-per-task=8", "--mem-per-cpu=8001M",
+        "--job-name=job-1-1.ab", "--ntasks=2", "--cpus-per-task=8", "--mem-per-cpu=8001M",  # rounded up
         "--time=17",  # 600 s, 300 s to meet and 120 s of margin
         "--no-requeue", "--export=ALL", "--chdir=/", "--output=/runs/log", "--open-mode=append",
         "--gpus-per-task=a100:2", "--partition=gpu", "--constraint=nvlink&rack1", "--qos=high", "--account=acme-lab",
@@ -117,8 +117,9 @@ def test_a_job_asks_for_the_nodes_as_tasks():
     ],
 )  # fmt: skip
 def test_slurms_reasons_become_codes(reason, code):
-    (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()
+    (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()  # id, state, start, end, machines, reason
     assert explain_waiting(job).code is code
+    # The sentence quotes the reason, if there is one.
     assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain_waiting(job).sentence
 
 
@@ -266,7 +267,7 @@ def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
     ],
 )  # fmt: skip
 def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
-    for records in ([None], [record(started=False)]):
+    for records in ([None], [record(started=False)]):  # None: the node has written no record
         ended = status(records, state)
         # A supervisor that has written a record was there, so it is lost if Slurm has forgotten the job.
         expected = outcome if records == [None] or state is not None else Outcome.NODE_LOST
@@ -283,10 +284,10 @@ def test_a_requeued_or_silent_run_is_lost():
 
 
 def test_slurm_is_asked_only_where_the_records_do_not_suffice():
-    fresh, silent = record(), record(silent_for=30)
-    assert not evidence.needs_slurm([fresh, record(ended=True, silent_for=900)], NOW, 15.0)
+    fresh, silent, max_silence_seconds = record(), record(silent_for=30), 15.0
+    assert not evidence.needs_slurm([fresh, record(ended=True, silent_for=900)], NOW, max_silence_seconds)
     for each in (None, silent, record(ended=True, causes=[by_slurm()])):
-        assert evidence.needs_slurm([fresh, each], NOW, 15.0)
+        assert evidence.needs_slurm([fresh, each], NOW, max_silence_seconds)
 
 
 @pytest.mark.parametrize(("state", "is_known"), [("RUNNING", False), ("PENDING", False), ("TIMEOUT", True)])

@@ -21,7 +21,7 @@ def account_of(harness, name):
 
 def test_each_organization_uses_its_account_and_its_limits(accounting_harness):
     cluster, backend = accounting_harness.cluster, accounting_harness.backend
-    for number, organization in ((1, "acme"), (2, "somebody")):
+    for number, organization in ((1, "acme"), (2, "somebody")):  # the second has no account of its own
         spec = accounting_harness.spec(WAIT, name=f"job-{number}-1", labels={"organization": organization})
         backend.submit(spec)
     assert account_of(accounting_harness, "job-1-1") == ORGANIZATION_ACCOUNT
@@ -74,7 +74,8 @@ def test_jobs_that_only_accounting_remembers_are_explained_and_metered(accountin
         assert (ended[name].phase, ended[name].outcome) == (RunPhase.ENDED, outcome), accounting_harness.all_logs(name)
         assert ended[name].failure.code is code
         assert ended[name].started_at >= jobs[name].started_at
-    # The killed supervisor wrote no end, so that of Slurm counts, in whole seconds.
+    # The killed supervisor wrote no end, so that of Slurm counts. It is in whole seconds, so the last heartbeat may
+    # be later.
     last_heartbeat_at = accounting_harness.record_path(0, "killed").stat().st_mtime
     assert ended["killed"].finished_at == max(jobs["killed"].ended_at, last_heartbeat_at)
 

@@ -68,6 +68,7 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_harness, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr("runtime.backends.slurm.runs.SlurmRun.record_submission", die)
+        # A dead console does not clean up.
         patch.setattr("runtime.backends.slurm.backend.SlurmBackend._remove_failed_submission", lambda *_: False)
         with pytest.raises(Killed):
             slurm_harness.backend.submit(spec)

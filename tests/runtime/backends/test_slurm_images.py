@@ -128,6 +128,7 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
     [
         pytest.param(lambda: [file("etc/motd")], FailureCode.IMAGE_UNUSABLE, None, id="no Python"),
         pytest.param(lambda: [file("zeros", bytes(200 << 20))], FailureCode.IMAGE_TOO_LARGE, 50, id="compresses well"),
+        # Each file counts as at least 4 KiB.
         pytest.param(lambda: many_files("files/{0}/{1}", 20_000), FailureCode.IMAGE_TOO_LARGE, 50, id="many files"),
         # Each entry of /etc becomes a mount, of which a sandbox has at most 1000.
         pytest.param(lambda: many_files("etc/{1}", 1001), FailureCode.IMAGE_NOT_UNPACKED, None, id="many in a folder"),
@@ -258,9 +259,10 @@ def test_an_image_without_a_digest_is_pulled_for_each_run(container_harness, own
     assert [container_harness.log(0, run) for run in ("job-1-1", "job-2-1")] == ["1\n", "2\n"]
 
 
-def test_a_pulled_image_is_used_when_the_registry_is_away(container_harness, own_image):
+def test_a_pulled_image_is_used_without_the_registry(container_harness, own_image):
     changes = own_image()
     container_harness.complete("print('first')", **changes)
+    # With this password, the registry would refuse another pull.
     changes["pull_secret"] = PullSecret(changes["pull_secret"].host, USER, "expired")
     container_harness.complete("print('second')", name="job-2-1", **changes)
     folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))

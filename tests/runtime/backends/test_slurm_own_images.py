@@ -97,7 +97,7 @@ def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(
 
     monkeypatch.setattr(image_import, "check_tools", lambda _tools, _bubblewrap: "")
     monkeypatch.setattr(node, "host_interpreter", refuse)
-    node.check_containers("", "", tmp_path / "result")
+    node.check_containers("", "", tmp_path / "result")  # the programs of the PATH
     assert json.loads((tmp_path / "result").read_bytes())["problem"] == (
         "This machine's Python has no dynamic linker of glibc."
     )

@@ -36,7 +36,7 @@ workspace.mkdir()
 backend.submit(RunSpec(
     name="job-1-1", framework=Framework.PYTORCH, image=Image(builtin="bare"), nodes=2, workers_per_node=1,
     resources=Resources(cpus=2, memory_mib=1024), script="train.py", deadline_seconds=60,
-    secrets={"TOKEN": "very-secret"}, mounts=(Mount(str(workspace), "/workspace", False),),
+    secrets={"TOKEN": "very-secret"}, mounts=(Mount(str(workspace), "/workspace", read_only=False),),
 ))
 status = backend.describe("job-1-1")
 for _names in backend.changes(stop_after_seconds=60):
@@ -96,7 +96,7 @@ def test_the_console_needs_no_rights_but_to_submit_and_other_users_cannot_read_i
     outcome, output, evidence = json.loads(done.stdout)
     run = shared_folder / "runs" / "job-1-1"
     uid = pwd.getpwnam(SERVICE_USER).pw_uid
-    assert (outcome, output) == ("completed", "11\n"), evidence
+    assert (outcome, output) == ("completed", "11\n"), evidence  # 11: the length of the secret
     # Other tests have jobs on this cluster too, as root.
     jobs = slurm_cluster.call("squeue", "--noheader", "--states=all", f"--user={SERVICE_USER}", "--format=%j").split()
     assert len(jobs) == 1

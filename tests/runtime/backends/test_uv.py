@@ -11,12 +11,13 @@ global.extra-index-url='https://one.example https://two.example'
 global.find-links='/old'
 install.index-url='https://index.example/simple'
 """
+"""What `pip config list` prints."""
 
 
 def test_uv_gets_the_settings_of_pip_except_those_that_it_has(monkeypatch):
     for name in ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_STRATEGY", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("UV_INDEX", "https://mine.example")
+    monkeypatch.setenv("UV_INDEX", "https://mine.example")  # counts instead of the two extra indexes
     assert uv.environment(CONFIGURATION) == {
         "UV_FIND_LINKS": "/wheels,/more",
         "UV_DEFAULT_INDEX": "https://index.example/simple",

@@ -19,7 +19,7 @@ SHOW_PROGRAM = (
     MAY_IMPORT_ANYTHING + "print(open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1], flush=True)\n"
 )
 """Prints the program that runs the rank: `rank.py` after a cold start, `forkserver.py` after a warm one."""
-WAIT = SHOW_PROGRAM + "import signal\nsignal.pause()\n"
+SHOW_PROGRAM_AND_WAIT = SHOW_PROGRAM + "import signal\nsignal.pause()\n"
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def fork_servers(harness):
     return children(daemon_pid(harness))
 
 
-def end(pid, number=signal.SIGKILL):
-    """Send the signal to a process and wait for its end."""
-    os.kill(pid, number)
+def kill(pid):
+    """Kill a process and wait for its end."""
+    os.kill(pid, signal.SIGKILL)
     wait_for(lambda: pids.start_time(pid) is None, 10)
 
 
@@ -85,17 +85,17 @@ def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness, 
 
 
 def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
-    warm.submit(WAIT, name="job-2-1")
+    warm.submit(SHOW_PROGRAM_AND_WAIT, name="job-2-1")
     warm.wait_for_text("forkserver.py", "job-2-1")
-    kept = fork_servers(warm)
-    assert kept
-    end(daemon_pid(warm))
-    for pid in kept:
+    servers = fork_servers(warm)
+    assert servers
+    kill(daemon_pid(warm))
+    for pid in servers:
         wait_for(lambda pid=pid: pids.start_time(pid) is None, 10)
     warm.complete(SHOW_PROGRAM)
     assert warm.log() == "rank.py\n"
-    assert warm.backend.describe("job-2-1").outcome is None
-    wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)
+    assert warm.backend.describe("job-2-1").outcome is None, "it goes on"
+    wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)  # by a new daemon
 
 
 @pytest.mark.slow
@@ -109,7 +109,6 @@ def test_a_stopped_process_is_not_waited_for(warm):
             assert warm.log(name=name) == f"{program}\n"
         finally:
             os.kill(pid, signal.SIGCONT)
-        assert len(warm.records(name)) == 1
 
 
 def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
