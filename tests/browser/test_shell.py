@@ -53,7 +53,7 @@ def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, w
     problems = []
     shell.on("console", lambda message: problems.append(message.text))
     shell.on("pageerror", lambda error: problems.append(str(error)))
-    shell.reload()
+    shell.reload()  # loaded again with the listeners above, so that no problem is missed
     screen = shell.locator(".xterm-rows")
     expect(screen).to_contain_text("click here")
     expect(screen).to_contain_text("<b id=evil>")
