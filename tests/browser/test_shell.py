@@ -16,6 +16,7 @@ LINK_AND_CLIPBOARD = b"\x1b]8;;https://evil.example/\x1b\\click here\x1b]8;;\x1b
 
 @pytest.fixture
 def customer(transactional_db, customer):
+    """A customer whose organization allows shells."""
     services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     return customer
 
@@ -33,6 +34,7 @@ def url(settings, tmp_path, customer):
 
 @pytest.fixture
 def node(short_folders, customer, monkeypatch):
+    """The node of every run. Its shells print LINK_AND_CLIPBOARD."""
     path = short_folders() / "0.shell"
     monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: path)
     with Node(path).running() as listening:
