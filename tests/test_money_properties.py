@@ -127,7 +127,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
             self.begin_top_up(0, 500, save=False)
             self.something_is_wrong_with_an_event(0, wrong, off=0)
             self.something_is_wrong_with_an_event(0, wrong, off=900)
-        # Money goes back, and cards are charged automatically.
+        # Money goes back, and cards are charged automatically. Numbers of payments count from the newest.
         self.refund(4, 200, threads=2)
         self.refund(5, 500, threads=1)
         self.switch_automatic_on(0, threshold=3000, amount=500)
