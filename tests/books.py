@@ -106,7 +106,7 @@ BROKEN_BOOKS = {
         GROUP BY i.id HAVING i.subtotal_minor <> coalesce(sum(l.amount_minor), 0)""",
 }
 BROKEN_ORDERS = {
-    "an ended job has no receipt, or another has one": """
+    "an ended job has no receipt, or a job that has not ended has one": """
         SELECT j.id FROM jobs_job j JOIN jobs_order o ON o.id = j.order_id JOIN billing_hold h ON h.id = o.hold_id
         LEFT JOIN billing_receipt r ON r.hold_id = h.id
         WHERE (j.finished_at IS NOT NULL) <> (r.id IS NOT NULL) OR (r.id IS NULL) <> (h.state = 'held')""",
@@ -140,6 +140,7 @@ BROKEN_ORDERS = {
 }
 CLEARED = """
 SELECT coalesce(-sum(posted_minor), 0) FROM billing_account WHERE kind = 'clearing' AND currency = %s"""
+"""Negated: a payment adds to a wallet and subtracts from the clearing account, so that its transaction sums to zero."""
 
 
 def broken(rules: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:

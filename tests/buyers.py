@@ -27,7 +27,8 @@ from tests.racing import raised, together
 class Buyers:
     """Rules about orders. A key or a quote buys once, however often it is used.
 
-    `which` counts jobs from the newest, and `threads` says how many calls are made at once.
+    `which` counts jobs from the newest, and `threads` says how many calls are made at once. In all rules, a value that
+    `sampled_from` lists twice is drawn more often.
     """
 
     members: list[Membership]
@@ -74,7 +75,7 @@ class Buyers:
                     "retries": st.integers(1, 3),
                     "retry_backoff_seconds": st.sampled_from([0, 0, 3600]),
                     "on_hang": st.sampled_from(OnHang),
-                    "min_nodes": st.integers(0, 1),
+                    "min_nodes": st.integers(0, 1),  # 0: the run is not elastic
                 }
             ),
         ),
@@ -97,13 +98,13 @@ class Buyers:
         bought = {order.pk: order for order in outcomes if isinstance(order, Order)}
         assert len(bought) == 1
         self.remember(*bought.values())
-        self.order_again(0, 1)
+        self.order_again(which=0, threads=1)
 
-    @rule(customer=customers, quotes=st.lists(st.integers(600, 7200), min_size=2, max_size=4))
-    def buy_several(self, customer: int, quotes: list[int]) -> None:
+    @rule(customer=customers, time_limits=st.lists(st.integers(600, 7200), min_size=2, max_size=4))
+    def buy_several(self, customer: int, time_limits: list[int]) -> None:
         """Order different quotes at once from one wallet that may not cover them all."""
         member = self.members[customer]
-        offers = [self.quote(customer, "metered", 2, seconds) for seconds in quotes]
+        offers = [self.quote(customer, "metered", 2, seconds) for seconds in time_limits]
         available = wallet(member.organization).available_minor
         outcomes = together(*(lambda q=q: orders.place_order(membership=member, quote=q) for q in offers))
         assert {type(error) for error in raised(outcomes)} <= {InsufficientFunds}

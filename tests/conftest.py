@@ -231,6 +231,7 @@ def django_db_modify_db_settings(embedded: None, django_db_blocker: DjangoDbBloc
 
 
 def _create_template(name: str, blocker: DjangoDbBlocker) -> None:
+    """Create a migrated database. Django connects to the database that it creates, so restore the settings."""
     names, tests = django_connection.settings_dict, django_connection.settings_dict["TEST"]
     name_before, test_name_before = names["NAME"], tests["NAME"]
     tests["NAME"] = name

@@ -91,9 +91,9 @@ class FakeBackend:
         self.available = True
         self.keeps_deadlines = True
         self.refuses: dict[str, RuntimeFault] = {}
-        self.submissions: list[str] = []
+        self.submissions: list[str] = []  # the run of each call of `submit`, also of a repeated one
         self.runs: dict[str, FakeRun] = {}
-        self.checkpoints: set[str] = set()
+        self.checkpoints: set[str] = set()  # keys of submitted runs, until `delete_shared`
         self.missing_images: set[str] = set()
         self.image_digest = "sha256:1"
         self.images_with_mpi: set[str] = set()

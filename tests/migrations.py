@@ -46,7 +46,7 @@ def copy_migrated_database(var: Path) -> None:
 
 
 def _migrate_empty_database() -> Path:
-    """Return the data of a stopped PostgreSQL."""
+    """Migrate an empty PostgreSQL and stop it. Return its data folder."""
     var = ROOT / "var" / "test-database-new"
     embedded = Embedded(var)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRAINYARD_", "DJANGO_"))}

@@ -35,6 +35,7 @@ def dropped(statement: str) -> tuple[str, str, str]:
 
 
 EVENTS = ("tests/billing/test_events.py", "tests/billing/test_webhooks.py")
+# Money that goes back to the payer, and what an organization owes
 RETURNS = ("tests/billing/test_refunds.py", "tests/billing/test_disputes.py", "tests/billing/test_receivables.py")
 CHARGES = ("tests/billing/test_charges.py", "tests/billing/test_ledger.py")
 AUTOMATIC = ("tests/billing/test_auto_topup.py",)
@@ -49,9 +50,9 @@ MUTANTS = (
     Mutant("an event of the future is accepted", "billing/gateway.py", "if abs(time.time() - stamp)", "if (time.time() - stamp)", EVENTS),
     Mutant("only the first secret is accepted", "billing/gateway.py", "else list(settings.STRIPE_WEBHOOK_SECRETS)",
            "else list(settings.STRIPE_WEBHOOK_SECRETS)[:1]", EVENTS),
-    Mutant("credit keyed on the event", "billing/payments.py", 'reference=f"top-up:{top_up.pk}",',
+    Mutant("each event credits the payment again", "billing/payments.py", 'reference=f"top-up:{top_up.pk}",',
            'reference=f"top-up:{top_up.pk}:{timezone.now().timestamp()}",', EVENTS),
-    Mutant("credit keyed on the event, seen by the property", "billing/payments.py", 'reference=f"top-up:{top_up.pk}",',
+    Mutant("each event credits the payment again, seen by the property", "billing/payments.py", 'reference=f"top-up:{top_up.pk}",',
            'reference=f"top-up:{top_up.pk}:{timezone.now().timestamp()}",', PROPERTY),
     Mutant("no amount check", "billing/payments.py",
            '"amount_total": (session.get("amount_total"), top_up.amount_minor),', "", EVENTS),

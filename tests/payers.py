@@ -74,6 +74,10 @@ class Payers:
         owners = [member.organization_id for member in self.members]
         return list(TopUp.objects.filter(account__organization__in=owners).order_by("-created_at", "-pk"))
 
+    def with_page(self) -> list[TopUp]:
+        """Return the top-ups with a payment page: not the automatic ones, nor those whose request failed."""
+        return [row for row in self.top_ups() if row.session_id]
+
     def chosen(self, which: int, rows: list[Any]) -> Any:
         """Return one of the rows, or None if there are none."""
         return rows[which % len(rows)] if rows else None
@@ -94,16 +98,17 @@ class Payers:
     )
     def pay(self, which: int, card: str) -> None:
         """Pay at the provider's page. The console does not know of the payment before an event comes."""
-        if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is None:
+        if (top_up := self.chosen(which, self.with_page())) is None:
             return
         address = self.provider.pay(top_up.session_id, card)
         if "/challenge/" in address:
+            # `which` decides here too, so that some payers refuse their bank's question
             self.provider.sandbox.answer_challenge(address.rsplit("/", 1)[1], is_agreed=which % 2 == 0)
         self.undelivered += self.provider.fresh()
 
     @rule(which=which)
     def leave_the_page(self, which: int) -> None:
-        if (top_up := self.chosen(which, [row for row in self.top_ups() if row.session_id])) is not None:
+        if (top_up := self.chosen(which, self.with_page())) is not None:
             gateway.expire_checkout(top_up.session_id)
             self.undelivered += self.provider.fresh()
 
@@ -189,7 +194,7 @@ class Payers:
 
     @rule(seed=st.integers(0, 2**16), share=st.integers(1, 3), copies=st.integers(1, 3))
     def events_arrive(self, seed: int, share: int, copies: int) -> None:
-        """Deliver one of `share` events in any order, each several times and at once; some never arrive."""
+        """Deliver every `share`-th event in any order, each `copies` times and at once. Some others never arrive."""
         chance = random.Random(seed)
         waiting = self.undelivered
         chance.shuffle(waiting)
@@ -208,9 +213,8 @@ class Payers:
 
     @rule(which=which, wrong=st.sampled_from(WRONG), off=st.sampled_from([0, 250, -250, 400, -400, 90_000]))
     def something_is_wrong_with_an_event(self, which: int, wrong: dict[str, Any], off: int) -> None:
-        """Quarantine an event that does not match, or do not even store it if its signature's time is too far off."""
-        rows = [row for row in self.top_ups() if row.session_id]
-        if (top_up := self.chosen(which, rows)) is None:
+        """The console quarantines an event that does not match, and refuses a signature whose time is too far off."""
+        if (top_up := self.chosen(which, self.with_page())) is None:
             return
         session = self.provider.sandbox.session(top_up.session_id) | {"payment_status": "paid", "status": "complete"}
         changes = dict(wrong)
@@ -303,7 +307,7 @@ class Payers:
     def close_payments(self) -> None:
         """Deliver and apply everything; then both sides hold the same."""
         self.skew = 0.0
-        AutoTopUp.objects.update(is_on=False)
+        AutoTopUp.objects.update(is_on=False)  # else each round would begin new payments
         for _ in range(3):  # what one round charges or refunds causes events, which the next round applies
             for task in ("charge", "refund", "fetch"):
                 PERIODIC_TASKS[task]()

@@ -18,7 +18,7 @@ from onelogin.saml2.utils import OneLogin_Saml2_Utils
 from console import sign_in
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it uses an old name of `cryptography`
+    warnings.simplefilter("ignore")  # pysaml2 uses an old name of `cryptography`
     from saml2 import BINDING_HTTP_REDIRECT
     from saml2.assertion import Policy
     from saml2.authn_context import PASSWORD
@@ -94,7 +94,7 @@ class IdentityProvider:
         return str(self._server.create_authn_response(**values | changes))
 
     def read_id(self, xml: str) -> str:
-        """The request that a response answers."""
+        """The ID of the request that a response answers."""
         return _parse(xml)[0].get("InResponseTo")
 
     def sign_changed(self, xml: str, change) -> str:

@@ -1,6 +1,6 @@
 """Customers who buy and stop sweeps, and the workers that order trials: the sweeps of the money property.
 
-Mixed into a Hypothesis machine that has `members` and `jobs`; `sweeps` are those that were bought, oldest first.
+Mixed into a Hypothesis machine that has `members` and `jobs`. `which` counts sweeps from the newest.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Sweepers:
     members: list[Membership]
     jobs: list[int]
     work: Callable[..., None]
+    """Makes calls at once, none of which may raise."""
 
     customers, threads, which = Payers.customers, Payers.threads, Payers.which
 
@@ -77,6 +78,7 @@ class Sweepers:
         }
         quote = quote_sweep(membership=member, data=data)
         if share and trials > 1:
+            # at least what one trial may cost
             ceiling = max(quote.ceiling_minor // trials, int(quote.ceiling_minor * share))
             quote = quote_sweep(membership=member, data=data | {"ceiling_minor": ceiling})
         available = wallet(member.organization).available_minor
@@ -87,7 +89,7 @@ class Sweepers:
             return
         assert not raised(outcomes)
         assert len({sweep.pk for sweep in outcomes if isinstance(sweep, Sweep)}) == 1
-        self.advance(0, threads)
+        self.advance(which=0, threads=threads)  # orders its first trials
 
     @rule(which=which, threads=threads)
     def advance(self, which: int, threads: int) -> None:
@@ -113,10 +115,10 @@ class Sweepers:
             lambda: progress.advance(sweep_pk=sweep.pk),
         )
         assert {type(error) for error in raised(outcomes)} <= {AlreadyEnded}
-        self.advance(which, 1)
+        self.advance(which, threads=1)  # whatever the race left open
 
     def end_sweeps(self) -> None:
-        """See that every stopped sweep ends, and returns its hold, once its jobs have ended."""
+        """Check that every sweep ends once its jobs have ended. `BROKEN_ORDERS` has the rule of its hold."""
         sweeps = Sweep.objects.filter(organization__in=[member.organization_id for member in self.members])
         for sweep in sweeps:
             progress.advance(sweep_pk=sweep.pk)
@@ -126,4 +128,4 @@ class Sweepers:
     def stop_sweeps(self) -> None:
         """Stop all sweeps."""
         for which in range(Sweep.objects.count()):
-            self.stop(which, 1)
+            self.stop(which, threads=1)

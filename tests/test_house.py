@@ -77,7 +77,7 @@ def test_temporary_folders_are_created_only_where_they_are_deleted():
 
 
 def test_the_makefile_leaves_the_choice_of_tests_to_args():
-    """Of several `-k` pytest uses only the last."""
+    """Of several `-k` pytest uses only the last: one in ARGS would replace that of the Makefile."""
     assert lines_with(r"\s-k\s", [ROOT / "Makefile"]) == []
 
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_to_do():
 
 
 def test_no_import_inside_a_function_breaks_a_circle():
-    found = lines_with("PLC0415", OUTSIDE_RUNTIME)  # ruff reports every other one
+    found = lines_with("PLC0415", OUTSIDE_RUNTIME)  # ruff reports imports without this mark
     assert not found, "Move the import to the top. If that makes a circle, split the module:\n" + "\n".join(found)
 
 
@@ -116,7 +116,7 @@ def test_every_fault_names_existing_tests():
     existing = set(re.findall(r"^\s*def (test_\w+)\(", tests, re.MULTILINE))
     lines = read("docs", "faults.md").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    faults = [row for row in rows[1:] if not row[0].startswith("**")]
+    faults = [row for row in rows[1:] if not row[0].startswith("**")]  # rows in bold are headings
     assert len(faults) > 40, "The table of faults was not found."
     for row in faults:
         assert [bool(cell) for cell in row] == [True] * 6, f"A fault has six cells: {row}"

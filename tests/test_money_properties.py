@@ -77,7 +77,8 @@ def node_seconds(attempt: Attempt) -> Fraction:
 class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
-    Draws never depend on results, which threads decide: jobs and payments are numbers, counted from the newest.
+    The order of threads decides results, so no draw depends on one: a rule draws numbers, which count jobs, sweeps or
+    payments from the newest.
     """
 
     customers, threads, which = Payers.customers, Payers.threads, Payers.which
@@ -106,7 +107,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
             self.granted[member.organization_id] = balance
             if balance:
                 self.grant(member, balance)
-        for customer in (0, 1):
+        for customer in (0, 1):  # each saves a card, for automatic top-ups
             self.begin_top_up(customer, 500, save=True)
             self.pay(0, GOOD)
         self.events_arrive(seed=0, share=1, copies=1)
@@ -124,9 +125,9 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         # Events do not match their top-ups.
         for wrong in WRONG:
             self.begin_top_up(0, 500, save=False)
-            self.something_is_wrong_with_an_event(0, wrong, 0)
-            self.something_is_wrong_with_an_event(0, wrong, 900)
-        # Money goes back, and cards are charged automatically.
+            self.something_is_wrong_with_an_event(0, wrong, off=0)
+            self.something_is_wrong_with_an_event(0, wrong, off=900)
+        # Money goes back, and cards are charged automatically. Numbers of payments count from the newest.
         self.refund(4, 200, threads=2)
         self.refund(5, 500, threads=1)
         self.switch_automatic_on(0, threshold=3000, amount=500)
@@ -142,23 +143,24 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         self.events_arrive(seed=8, share=1, copies=2)
         # Runs end. The first argument counts jobs from the newest.
         self.end_run(2, Outcome.COMPLETED, 700, observers=2)
-        self.settle_again(2, 100, True, 2)
+        self.settle_again(2, 100, completed=True, threads=2)
         self.end_run(1, Outcome.NODE_LOST, 500, observers=2)
         self.cluster.keeps_deadlines = False
         self.end_run(1, Outcome.CODE_FAILED, 9000, observers=1)
         self.cluster.keeps_deadlines = True
-        self.cancel(0, 2, True)
+        self.cancel(0, threads=2, beside=True)
         # A sweep loses a node and a worker, and is stopped.
         self.buy_sweep(customer=1, trials=6, concurrency=2, share=None, threads=2)
         self.end_run(0, Outcome.COMPLETED, 300, observers=2)
-        self.advance(0, 2)
+        self.advance(0, threads=2)
         self.end_run(0, Outcome.NODE_LOST, 100, observers=1)
-        self.a_worker_of_sweeps_dies(0, 30)
+        self.a_worker_of_sweeps_dies(0, step=30)
         self.end_run(0, Outcome.COMPLETED, 100, observers=1)
         self.a_sweep_is_stopped_just_before_its_next_trial_is_ordered()
-        self.stop(0, 2)
+        self.stop(0, threads=2)
 
     def a_sweep_is_stopped_just_before_its_next_trial_is_ordered(self) -> None:
+        """Stop it when the worker asks for the trial's price, before it locks the sweep."""
         sweep, pricing_inputs = Sweep.objects.latest("pk"), orders.pricing_inputs
         stops = []
 
@@ -199,7 +201,10 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     def run_goes_on(
         self, *, which: int, ends: bool, outcome: Outcome, seconds: int, quiet: int, loses: bool, observers: int
     ) -> None:
-        """Submit and run a job, which perhaps loses a node or ends; workers observe it now or later."""
+        """Submit and run a job, which perhaps loses a node or ends; workers observe it now or later.
+
+        `quiet` is how long before its end a hung run made its last progress, in seconds.
+        """
         if (job := self.job(which)) is None:
             return
         self.work(dispatch.dispatch_queue)
@@ -291,7 +296,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
 
     @rule(which=which, seconds=st.integers(0, 10**6), completed=st.booleans(), threads=threads)
     def settle_again(self, which: int, seconds: int, completed: bool, threads: int) -> None:
-        """Settling an ended run with other usage leaves its receipt as it is."""
+        """Settle an ended run with other usage: its receipt stays as it is."""
         if (job := self.job(which)) is None:
             return
         hold = Hold.objects.get(order__job=job)

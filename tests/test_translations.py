@@ -103,13 +103,13 @@ def faults(message: Message) -> Iterator[str]:
     # Chinese has one form where English has two, with the placeholders of the plural.
     placeholders = sorted(PLACEHOLDER.findall(forms_of(message.id)[-1]))
     if message.fuzzy:
-        yield "check it, and remove the mark"
+        yield "check it, and remove the mark `fuzzy`"
     if not translations or not all(translations):
         yield "not translated"
     elif any(sorted(PLACEHOLDER.findall(text)) != placeholders for text in translations):
         yield "keep %(names)s and tags as they are"
     if any(HALF_WIDTH_PUNCTUATION.search(text) for text in translations):
-        yield "punctuation beside Chinese is full-width"
+        yield "use full-width punctuation beside Chinese"
 
 
 def test_each_translation_is_complete():

@@ -152,7 +152,10 @@ def log_in(context, url, user):
 
 
 def ask_for_quote(page):
-    """Ask for a quote of the form as it is now, and wait until the page shows it; no other quote is pending then."""
+    """Ask for a quote of the form as it is now, and wait until the page shows it. No other quote is pending afterwards.
+
+    It leaves the focused field first, which would otherwise request one later.
+    """
     page.evaluate(
         """() => {
             document.activeElement.blur();

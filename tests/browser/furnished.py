@@ -57,7 +57,7 @@ def furnish(customer, provider):
     user.is_staff = user.is_superuser = True
     user.save()
     MembershipFactory(organization=organization, role=Role.MEMBER)
-    customer.quota(max_running_nodes=6)
+    customer.quota(max_running_nodes=6)  # so that the job of four nodes stays in the queue
     _fill_storage(customer)
     jobs = _run_jobs(customer)
     customer.write("requirements.txt", "einops\n")
@@ -107,9 +107,9 @@ def _fill_storage(customer):
     ]}  # fmt: skip
     customer.write("notes/plot.ipynb", json.dumps({"cells": [{"cell_type": "markdown", "source": "# Plot"}, code]}))
     workspace = selectors.workspace_named(customer.organization, "main")
-    for name in ("old.py", "older"):  # the bin shows a file and a folder
-        customer.write(f"{name}/x" if name == "older" else name, "print(1)")
-        recycle_bin.delete(workspace=workspace, path=name, user=customer.membership.user)
+    for written, deleted in (("old.py", "old.py"), ("older/x", "older")):  # the bin shows a file and a folder
+        customer.write(written, "print(1)")
+        recycle_bin.delete(workspace=workspace, path=deleted, user=customer.membership.user)
     images.create_image(
         organization=customer.organization,
         user=customer.membership.user,
@@ -147,8 +147,8 @@ def _run_jobs(customer):
     for node in (0, 1):
         for seconds in range(0, 60, 2):
             backend.sample(running.run_name, _sample(node, now - 60 + seconds), node=node)
-    start(customer.job())
-    never_fits(customer)
+    start(customer.job())  # it stays in the state STARTING
+    never_fits(customer)  # so that pages show a node spec that no cluster can run
     queued = customer.job(nodes=4)
     dispatch.dispatch_queue()
     robot = service_accounts.create(actor=customer.membership, name="builds", role="member")

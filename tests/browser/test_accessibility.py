@@ -1,4 +1,4 @@
-"""axe-core reports no violation on any page of the console and the admin, nor the browser one of the content policy."""
+"""axe-core finds no violation on any page of the console and the admin, and no page violates its content policy."""
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ class Walker:
             self.page.goto(f"{url}#{tab}" if tab else url, wait_until="load")
         expect(self.page.locator(".htmx-request, [aria-busy=true]")).to_have_count(0)
 
-    def check(self, path, part=MAIN, *, in_dark=True):
-        """Run every rule of axe on a part of a page in one theme, and that of colors again in the other."""
+    def check(self, path, part=MAIN, *, in_both_themes=True):
+        """Run every rule of axe on a part of a page in one theme, and perhaps the rule of colors again in the other."""
         self.open(path)
         if not path.startswith("admin/"):  # the theme of the admin scrolls its wide tables
             self._check_width(path)
@@ -217,7 +217,7 @@ class Walker:
         if part == MAIN:
             self.page.evaluate(EMPTY_FRAME, part)
         self._run_axe(path, part, {})
-        if in_dark:
+        if in_both_themes:
             self.theme = "light" if self.theme == "dark" else "dark"  # and keep it: each change draws the page again
             self.page.emulate_media(color_scheme=self.theme)
             self._run_axe(path, part, {"runOnly": ["color-contrast"]})
@@ -278,9 +278,9 @@ def test_every_page_is_translated(client, db, backend, provider):
     client.force_login(customer.membership.user)
     client.cookies[django_settings.LANGUAGE_COOKIE_NAME] = "zh-hans"
     english = {}
-    manuals = {*PAGES["docs"], *PAGES["docs_page"]}  # they are in English
+    manuals = {*PAGES["docs"], *PAGES["docs_page"]}  # their guides are in English
     for path in {*chain(*PAGES.values(), STATES)} - manuals:
-        url = f"/{path.format(**ids)}".replace("#", "?tab=")
+        url = f"/{path.format(**ids)}".replace("#", "?tab=")  # the query asks the server for the tab of a fragment
         lines = texts_of(client.get(url).content.decode())
         if found := sorted(filter(english_texts().fullmatch, lines)):
             english[path] = found
@@ -304,12 +304,12 @@ def test_axe_accepts_the_admin(walker):
     apps = set()
     for path in (each.removeprefix("/") for each in lists):
         app = path.split("/")[1]
-        walker.open(path) if app in apps else walker.check(path, in_dark=not apps)
+        walker.open(path) if app in apps else walker.check(path, in_both_themes=not apps)
         forms = walker.links("#result_list tbody tr:first-child th a") or walker.links("a.addlink")
         if forms:
-            walker.check(forms[0].removeprefix("/"), in_dark=not apps)
+            walker.check(forms[0].removeprefix("/"), in_both_themes=not apps)
         apps.add(app)
-    walker.check("admin/billing/pricebook/add/", in_dark=False)
+    walker.check("admin/billing/pricebook/add/", in_both_themes=False)
     walker.check("admin/jobs/job/{failed}/page/")
     assert not walker.violations, "\n".join(walker.violations)
 

@@ -109,7 +109,7 @@ def fail(customer, case):
         attempt = job.attempts.last()
         customer.backend.start(attempt.run_name)
         job = customer.end(attempt, case.outcome)
-    if case.signal:  # the fake cluster's ranks end with an exit code
+    if case.signal:  # the fake cluster's ranks end with an exit code, so the signal is written into the row
         failure = job.attempts.get().failure | {"signal": case.signal, "exit_code": None}
         Attempt.objects.filter(job=job).update(failure=failure)
     results.count_storage(job.pk)
@@ -122,6 +122,7 @@ def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url,
     client.force_login(customer.membership.user)
     customer.write(SCRIPT, CODE)
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    # The only node spec with a GPU, to which a button leads
     NodeSpec.objects.filter(name="medium").update(name="gpu", title="H100", gpus=1)
     followed = set()
     for job, case in [(fail(customer, case), case) for case in CASES]:

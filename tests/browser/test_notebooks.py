@@ -18,7 +18,7 @@ def test_a_notebook_runs_a_cell_with_torch_and_leaves_a_file_and_a_receipt(whole
     page = watched.page
     _log_in(page, whole_console.url, buyer.email)
     job = _buy(page, whole_console.url)
-    buyer.started.append(job)
+    buyer.started.append(job)  # so that a failed test does not leave it open
 
     page.locator("#open-notebook").wait_for()
     with page.expect_popup() as popup:

@@ -42,7 +42,7 @@ def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, 
     expect(page.locator("#shortcuts")).to_be_visible()
     page.locator("#single-keys").uncheck()
     page.goto(f"{url}/datasets/")
-    page.keyboard.press("?")
+    page.keyboard.press("?")  # ignored, since keys without Control are off
     page.keyboard.press("Control+k")
     expect(page.locator(".palette-input")).to_be_focused()
     expect(page.locator("#shortcuts")).to_be_hidden()
@@ -125,7 +125,7 @@ def test_a_conflict_in_the_editor_loses_no_text(url, customer, watched):
     expect(page.locator(".diff-new")).to_have_text("+ mine")
     page.get_by_role("button", name="Load the saved version").click()
     expect(page.locator(".CodeMirror-code")).to_contain_text("theirs")
-    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+z")  # undoing the load brings one's own text back
     expect(page.locator(".CodeMirror-code")).to_contain_text("mine")
     page.keyboard.press("Control+s")
     expect(page.locator("#save-state")).to_have_text("Saved.")

@@ -16,6 +16,7 @@ LINK_AND_CLIPBOARD = b"\x1b]8;;https://evil.example/\x1b\\click here\x1b]8;;\x1b
 
 @pytest.fixture
 def customer(transactional_db, customer):
+    """A customer whose organization allows shells."""
     services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     return customer
 
@@ -33,6 +34,7 @@ def url(settings, tmp_path, customer):
 
 @pytest.fixture
 def node(short_folders, customer, monkeypatch):
+    """The node of every run. Its shells print LINK_AND_CLIPBOARD."""
     path = short_folders() / "0.shell"
     monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: path)
     with Node(path).running() as listening:
@@ -53,7 +55,7 @@ def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, w
     problems = []
     shell.on("console", lambda message: problems.append(message.text))
     shell.on("pageerror", lambda error: problems.append(str(error)))
-    shell.reload()
+    shell.reload()  # loaded again with the listeners above, so that no problem is missed
     screen = shell.locator(".xterm-rows")
     expect(screen).to_contain_text("click here")
     expect(screen).to_contain_text("<b id=evil>")

@@ -40,10 +40,10 @@ def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
     page.wait_for_url(re.compile(r"/sweeps/\d+/$"))
 
     sweep = Sweep.objects.get()
-    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)  # orders as many trials as may run at once
     first, second = sweep.trials.all()
     sweeper.run(first, 0.7)
-    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)  # records the trial's value, and orders another
     expect(page.locator("#sweep [data-best]")).to_have_text("0.7")
     sweeper.run(second, 0.8)
     progress.advance(sweep_pk=sweep.pk)
@@ -54,7 +54,7 @@ def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
     expect(page.locator(".parallel path")).to_have_count(6)
     expect(page.locator(".parallel .is-best")).to_have_count(1)
     page.reload()
-    expect(page.locator("#importance progress")).to_have_count(2)
+    expect(page.locator("#importance progress")).to_have_count(2)  # the learning rate and --hidden
 
     page.set_viewport_size({"width": NARROW, "height": 800})
     axis = page.locator(".parallel line").first

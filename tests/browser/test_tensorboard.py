@@ -39,6 +39,7 @@ IS_DRAWN = """() => {
 
 @pytest.fixture
 def root(short_folders, monkeypatch):
+    """The folder by which the console finds the process that starts TensorBoards."""
     folder = short_folders()
     monkeypatch.setattr(tensorboards, "tools_folder", lambda: folder)
     return folder

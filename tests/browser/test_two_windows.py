@@ -21,7 +21,7 @@ def test_two_windows_follow_a_job_and_one_cancels_it(whole_console, buyer, watch
         page.wait_for_url(url)
         expect(page.locator("#job-header [data-state=running]")).to_be_visible()
         page.get_by_role("tab", name=watched.say("Logs")).click()
-        expect(page.locator("#log")).to_contain_text("began 0")
+        expect(page.locator("#log")).to_contain_text("began 0")  # WAIT's first line
     pages[1].locator("#job-header").get_by_role("button", name=watched.say("Cancel")).click()
     pages[1].get_by_role("dialog").get_by_role("button", name=watched.say("Cancel job")).click()
     for page in pages:

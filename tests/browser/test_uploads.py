@@ -49,7 +49,7 @@ def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path
     page.goto(page.url_of("/datasets/d/digits/"))
     page.locator("[data-pick=files]").set_input_files(archive)
     text = page.locator("[data-upload-text]")
-    expect(text).to_contain_text(say("{time} left").replace("{time}", ""))  # the speed and the time left
+    expect(text).to_contain_text(say("{time} left").replace("{time}", ""))  # the time is a number of seconds
     assert untranslated(page) == []
     page.get_by_role("button", name=say("Pause")).click()
     expect(text).to_contain_text(say("paused"))
@@ -95,9 +95,9 @@ def test_a_large_upload_goes_to_the_bucket_and_continues_after_a_reload(page, me
     DatasetFactory(organization=member.organization, name="digits")
     archive = tmp_path / "digits.tar"
     archive.write_bytes(tar_of({"digits.bin": random.Random(3).randbytes(20 * 1024**2)}))
-    monkeypatch.setattr(direct_uploads, "MIN_BYTES_IN_PAGES", 10**6)
+    monkeypatch.setattr(direct_uploads, "MIN_BYTES_IN_PAGES", 10**6)  # 20 MiB are large enough for the bucket
     monkeypatch.setattr(direct_uploads, "PART_BYTES", 5 * 1024**2)
-    monkeypatch.setattr(direct_uploads, "send", lambda task: task())
+    monkeypatch.setattr(direct_uploads, "send", lambda task: task())  # in place of a worker
     sent = []
     page.on("response", lambda response: response.request.method == "PUT" and sent.append(response.url))
     page.on("dialog", lambda dialog: dialog.accept())
@@ -125,6 +125,7 @@ def test_a_large_upload_goes_to_the_bucket_and_continues_after_a_reload(page, me
         network.send("Network.emulateNetworkConditions", FAST)
         page.locator("[data-pick=files]").set_input_files(archive)
         expect(page.get_by_role("cell", name="v1 latest")).to_be_visible()
+        # Only the object of `seaweedfs.serving` is left, and no unfinished multipart upload.
         assert seaweedfs.keys(bucket) == (["ready"], [])
     assert Upload.objects.get().multipart_id
     assert len(sent) == 5  # 20 MiB and the archive's headers in parts of 5 MiB: none is sent twice

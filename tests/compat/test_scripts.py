@@ -69,7 +69,8 @@ def put(foreign, stage):
 )
 def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes, workers):
     put(foreign, stage)
-    gpus, size = workers if foreign.needs_gpu else 0, nodes * workers
+    size = nodes * workers
+    gpus = workers if foreign.needs_gpu else 0  # of each node
     if gpus and len(host.gpus()) < nodes * gpus:
         pytest.skip("needs GPUs")
     outputs = outputs_of(
@@ -97,9 +98,9 @@ def test_the_ddp_tutorial_continues_from_its_snapshot(stage, node):
     foreign = next(foreign for foreign in SCRIPTS if foreign.name == "pytorch-ddp-series-on-cpu")
     put(foreign, stage)
     for name, epochs in (("job-1-1", "4"), ("job-2-1", "6")):
-        arguments = ("multinode.py", epochs, "2")
+        arguments = ("multinode.py", epochs, "2")  # a snapshot in every second epoch, the first run's last in epoch 2
         outputs = outputs_of(stage, "pytorch", foreign.script, name=name, arguments=arguments, nodes=2, resources=node)
-    for rank, output in enumerate(outputs):
+    for rank, output in enumerate(outputs):  # of the second run
         assert "Resuming training from snapshot at Epoch 2" in output
         assert re.findall(rf"\[GPU{rank}\] Epoch (\d)", output) == ["2", "3", "4", "5"]
 

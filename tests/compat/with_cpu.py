@@ -53,5 +53,5 @@ torch.Tensor.to = to_cpu(torch.Tensor.to)
 DistributedDataParallel.__init__ = without_devices(DistributedDataParallel.__init__)
 torch.distributed.init_process_group = over_gloo(torch.distributed.init_process_group)
 torch.cuda.set_device = lambda device: None
-del sys.argv[0]
+del sys.argv[0]  # as if the script had been started itself
 runpy.run_path(sys.argv[0], run_name="__main__")

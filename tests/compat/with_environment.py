@@ -4,7 +4,7 @@ import os
 import runpy
 import sys
 
-del sys.argv[0]
+del sys.argv[0]  # as if the script had been started itself
 while "=" in sys.argv[0]:
     name, _, value = sys.argv.pop(0).partition("=")
     os.environ[name] = value

@@ -37,5 +37,5 @@ def load_data(path="mnist.npz"):
 
 
 tf.keras.datasets.mnist.load_data = load_data
-del sys.argv[0]
+del sys.argv[0]  # as if the script had been started itself
 runpy.run_path(sys.argv[0], run_name="__main__")

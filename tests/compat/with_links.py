@@ -5,7 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
-del sys.argv[0]
+del sys.argv[0]  # as if the script had been started itself
 while "=" in sys.argv[0]:
     place, _, folder = sys.argv.pop(0).partition("=")
     # Every rank of a node runs this; the first one creates the link.

@@ -124,7 +124,7 @@ def start(job: Job) -> bool:
 
 
 def never_fits(customer: Customer) -> NodeSpec:
-    """Return a node spec that has a price, and is too large for the fake cluster."""
+    """Make the node spec `medium`, which has a price, too large for the fake cluster. Return it."""
     spec = NodeSpec.objects.get(name="medium")
     NodeSpec.objects.filter(pk=spec.pk).update(cpus=1000)
     return spec

@@ -34,12 +34,13 @@ class Sweeper:
         return quote_sweep(membership=self.customer.membership, data=self.form(**changes))
 
     def buy(self, **changes: Any) -> Sweep:
+        """Buy a sweep, and order as many trials as may run at once."""
         sweep = place_sweep(membership=self.customer.membership, quote=self.quote(**changes))
         progress.advance(sweep_pk=sweep.pk)
         return sweep
 
     def run(self, trial: Trial, *values: float, outcome: Outcome = Outcome.COMPLETED, ends: bool = True) -> None:
-        """Let a trial's job run, report values of the metric, and end."""
+        """Let a trial's job run, report values of the metric, and end. `progress.advance` then continues the sweep."""
         start(trial.job)
         attempt = trial.job.attempts.get()
         backend = self.customer.backend

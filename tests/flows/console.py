@@ -208,7 +208,7 @@ class Console:
             return cursor.fetchall() if cursor.description else []
 
     def workspace(self) -> Path:
-        """The workspace of the customer `Buyer` as it lies on the disk. Other tests of a console create more."""
+        """Return the folder of the `Buyer`'s workspace, the only one with `wait.py`. Other tests create more."""
         (script,) = (self.var / "storage" / "workspaces").glob("*/wait.py")
         return script.parent
 
@@ -232,7 +232,7 @@ class Buyer(Customer):
     def __init__(self, console: Console) -> None:
         self.email = f"flow-{uuid4().hex[:8]}@example.com"
         super().__init__(console.url, console.create_account(self.email), Screen(quiet=True))
-        self.started: list[int] = []
+        self.started: list[int] = []  # jobs for `cancel_unfinished_jobs`
         self.activate()
         self.top_up()
         for name in ("wait.py", "quick.py"):
@@ -240,7 +240,7 @@ class Buyer(Customer):
             self.call("PUT", f"workspaces/main/files/{name}", content=source.encode())
 
     def form(self, tag: str, **changes: Any) -> dict[str, Any]:
-        """A quote for WAIT."""
+        """Return the body of a request for a quote: a run of WAIT, which `Console.release(tag)` ends."""
         return {
             "product": "metered", "framework": "pytorch", "image": BARE_IMAGE, "workspace": "main",
             "code_path": "wait.py", "arguments": [tag], "epochs": 1, "lr": "0.01", "batch_size": 32,
@@ -249,7 +249,7 @@ class Buyer(Customer):
         } | changes  # fmt: skip
 
     def start(self, tag: str, **changes: Any) -> int:
-        """Buy a run. Gives the job's id."""
+        """Buy a run. Return the job's id."""
         quote = self.call("POST", "quotes/", json=self.form(tag, **changes))["id"]
         order = self.call("POST", "orders/", json={"quote": quote}, headers={"Idempotency-Key": quote})
         self.started.append(int(order["job"]))

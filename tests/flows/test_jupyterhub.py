@@ -204,7 +204,7 @@ def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, 
     console.manage("shell", "-c", EXPIRE)
     hub.up()
     assert wait_for(lambda: hub.target(user), PATIENCE_SECONDS) == target
-    assert hub.api("GET", "user")["servers"][""]["ready"]
+    assert hub.api("GET", "user")["servers"][""]["ready"]  # the user's server without a name
 
     hub.down()
     (hub.folder / "jupyterhub.sqlite").unlink()  # a hub that lost its database takes over the open notebook

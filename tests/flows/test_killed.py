@@ -55,7 +55,7 @@ def assert_charged_once(console, buyer, job):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names",
+    "names",  # all parts of a group are away at once
     [("web", "beat", "sandbox", "dispatcher", "watcher", "services"), ("worker", "redis", "postgres")],
     ids=lambda names: names[0],
 )
@@ -64,6 +64,7 @@ def test_some_parts_are_killed(console, buyer, names):
     job = buyer.start(tag)
     buyer.running(job)
     killed = {name: victims(console, name) for name in names}
+    # Without forks of a program, which have its command line and end with it
     parents = [one for group in killed.values() for one in group if one.parent() not in group]
     assert len(parents) == len(names)
     gone = [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
@@ -94,7 +95,8 @@ def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec)
     console.kill_all()
     assert console.processes() == []
     console.release("slurm")
-    wait_for(lambda: len(console.supervisors()) == 2)  # the deadline needs no console; the other run goes on
+    # Only the two nodes of the local run are left. The late run ends at its deadline, which needs no console.
+    wait_for(lambda: len(console.supervisors()) == 2)
     before = console.supervisors()
     console.up()
     assert buyer.job(jobs["local"])["state"] == "running"

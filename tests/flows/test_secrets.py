@@ -34,7 +34,7 @@ raise RuntimeError("The server refused " + value)
 have the value. So all files that are found are the platform's, and no folder is left out of the search.
 """
 NOT_READ = re.compile(r"admin/|accounts/|identity/|webhooks/stripe/|tools/|shell-gate/|notebook-gate/|.*\^")
-"""Routes that show no customer's data: the operator's pages, log-in, the payment provider's, those of notebooks."""
+"""Routes without data of customers: the operator's pages, log-in, webhooks, the ways to tools, shells and notebooks."""
 QUERIES = (
     "training/new/?rerun={job}", "jobs/compare/?jobs={job}", "jobs/{job}/?tab=logs", "jobs/{job}/?tab=configuration",
     "api/v1/search/?q=secretive", "api/v1/jobs/{job}/logs/search/?q=refused",

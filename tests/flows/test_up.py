@@ -12,12 +12,12 @@ pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow]
 
 def test_up_refuses_a_second_console_and_a_port_in_use(console, short_folders):
     second = console.manage("up")
-    assert second.returncode == 0
+    assert second.returncode == 0  # no failure: it says where the console runs
     output = " ".join(second.stdout.split())
     assert f"process {console.process.pid}" in output
     assert console.url in output
 
-    other = Console(short_folders(), Path("/no/images"), TRAINYARD_URL=console.url)
+    other = Console(short_folders(), Path("/no/images"), TRAINYARD_URL=console.url)  # the port of the first console
     refused = other.manage("up")
     other.embedded.stop()
     other.remove()

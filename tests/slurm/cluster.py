@@ -57,7 +57,7 @@ class SlurmCluster:
         self.conf.write_text("\n".join([*self._settings(munge), ""]))
         self._start_accounting(munge)
         (self._folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
-        self._run("slurmctld", "-D", "-i")
+        self._run("slurmctld", "-D", "-i")  # in the foreground, and ignoring errors of earlier state
         for node in self.nodes:
             (self._folder / node).mkdir()
             self.start_node(node)

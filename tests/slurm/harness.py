@@ -81,7 +81,7 @@ class SlurmHarness(RunHarness):
         runs = self.folder / "runs"
         left = [path.name for path in runs.iterdir() if not path.name.startswith(".")]
         left += [path.name for name in (".active", ".changes", ".trash") for path in (runs / name).glob("*")]
-        return left + processes_below(runs / "job-")
+        return left + processes_below(runs / "job-")  # the prefix of all run folders
 
     def close(self):
         """Delete every run, check that nothing is left, and return lost machines to service."""

@@ -75,10 +75,10 @@ def test_an_installation_of_version_0_1_is_upgraded_with_its_running_job(backend
 
 
 def _the_cluster_still_has(backend: FakeBackend, attempt: Attempt) -> None:
-    """Let the cluster have the run that the version before submitted, a minute after its start."""
+    """Give the fake cluster the run that version 0.1 submitted, as it was a minute after its start."""
     assert attempt.started_at
     started_at = attempt.started_at.timestamp()
-    backend.clock = lambda: started_at + 60  # today's clock would be past the run's deadline
+    backend.clock = lambda: started_at + 60  # today the run's deadline is long past
     backend.submit(launch_spec(attempt))
     backend.start(attempt.run_name, at=started_at)
 
