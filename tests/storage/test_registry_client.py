@@ -159,7 +159,7 @@ def test_the_next_address_of_a_name_is_tried_if_one_refuses_the_connection(fake,
     assert problem(lambda: digest_of(f"localhost:{free_port()}/train:1")) is Problem.UNREACHABLE
 
 
-def test_a_slow_answer_ends_at_the_time_limit(monkeypatch):
+def test_a_slow_answer_ends_at_the_time_limit():
     """A byte now and then would keep a socket's timeout from ever expiring."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
