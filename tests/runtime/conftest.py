@@ -24,7 +24,8 @@ def bare_images(tmp_path_factory):
 
 
 MAY_IMPORT_ANYTHING = "import importlib\n"
-"""Prepended to a script so that it starts warm. Scripts that import only the standard library start cold."""
+"""Prepended to a script so that it starts warm: `importlib` may import any package. Scripts that can import only the
+standard library start cold."""
 
 
 class LocalHarness(RunHarness):

@@ -81,7 +81,7 @@ def stop_after_an_epoch(harness, script, **changes):
     """Run `job-1-1` and stop it after its first epoch; return the epochs done and the place of its checkpoint."""
     harness.submit("", script=script, checkpoint_key="job-1", epochs=500, **{**NODE, **changes})
     harness.wait_for_text("epoch 1/500")
-    harness.backend.stop("job-1-1", 30)
+    harness.backend.stop("job-1-1", grace_seconds=30)
     harness.wait_for_outcome(Outcome.STOPPED)
     reported = re.fullmatch(r"stopped by SIGTERM: saved (after epoch (\d+), \w+ \d+)", harness.log().splitlines()[-1])
     assert len(curve(harness)) == int(reported[2])

@@ -153,11 +153,11 @@ def test_owners_and_special_bits_are_dropped(target):
     tool.uid = tool.gid = 4242
     unpack(tar_with(tool, member("folder", tarfile.DIRTYPE, mode=0o2000), member("folder/data", mode=0)), target)
     modes = [(target / name).stat().st_mode & 0o7777 for name in ("tool", "folder", "folder/data")]
-    assert modes == [0o755, 0o755, 0o644]
+    assert modes == [0o755, 0o755, 0o644]  # of its mode, a file keeps only whether it is executable
     assert (target / "tool").stat().st_uid == os.getuid()
 
 
-def test_a_folder_that_is_named_several_times_is_written_once_and_each_time_limited(target):
+def test_a_folder_that_is_named_several_times_is_counted_once_and_its_headers_are_limited(target):
     folders = [member(name, tarfile.DIRTYPE, mode=0o755) for name in (".", "a", "a/b", "a")]
     unpacked = unpack(tar_with(*folders, member("a/b/file"), member("c/file"), content=b"x"), target)
     assert unpacked == FolderTotals(size_bytes=2, file_count=2, entry_count=6)

@@ -36,7 +36,7 @@ def address(s3_server, settings, monkeypatch):
     prefix = secrets.token_hex(8)
     for name, content in FILES.items():
         seaweedfs.put(s3_server, f"{prefix}/{name}", content)
-    seaweedfs.put(s3_server, f"{prefix}/empty/", b"")
+    seaweedfs.put(s3_server, f"{prefix}/empty/", b"")  # the mark of an empty folder, which is not imported
     return f"s3://{s3_server.name}/{prefix}"
 
 

@@ -197,7 +197,7 @@ def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
         with pytest.raises(TooLarge):
             refused()
     present = next(path for path in "abcdef" if (selectors.workspace_folder(workspace) / path).exists())
-    catalog.write_file(workspace=workspace, path=present, stream=io.BytesIO(b"longer"))
+    catalog.write_file(workspace=workspace, path=present, stream=io.BytesIO(b"longer"))  # no new file
     assert leftovers() == []
 
 

@@ -114,7 +114,7 @@ def test_code_of_a_package_is_confined(layer, index, install, tmp_path):
         )
         result = install("hostile")
         private.settimeout(0)
-        with pytest.raises(BlockingIOError):
+        with pytest.raises(BlockingIOError):  # nothing has connected
             private.accept()
     log = builder.log_of(layer)
     assert "end of the attack" in result.reason, log
