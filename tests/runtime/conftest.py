@@ -24,7 +24,8 @@ def bare_images(tmp_path_factory):
 
 
 MAY_IMPORT_ANYTHING = "import importlib\n"
-"""Prepended to a script so that it starts warm. Scripts that import only the standard library start cold."""
+"""Prepended to a script so that it starts warm: `importlib` may import any package. Scripts that can import only the
+standard library start cold."""
 
 
 class LocalHarness(RunHarness):
@@ -75,7 +76,7 @@ class LocalHarness(RunHarness):
 
 
 def processes_below(folder):
-    """Return the command lines that name this folder. Those of sandboxes do, those of supervisors do not."""
+    """Return the command lines that name this folder. Sandboxes of its runs have such a line, supervisors do not."""
     result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -87,13 +88,13 @@ def processes_below(folder):
     return result
 
 
-def left_behind(runs, before, nonces, supervisors):
-    """Return what deleted runs have left: processes (which hold network namespaces), mounts, cgroups.
+def remains_of_runs(runs, mounts_before, nonces, supervisors):
+    """Return what deleted runs have left: processes (which hold network namespaces), mounts, cgroups, hidden files.
 
-    `before`: the mounts before the runs. `nonces`: the first 8 characters of their submissions' nonces, with which
-    names of cgroups end. `supervisors`: pid and start time of their nodes' supervisors.
+    `nonces`: the first 8 characters of their submissions' nonces, with which names of cgroups end. `supervisors`: pid
+    and start time of their nodes' supervisors.
     """
-    mounts = set(Path("/proc/self/mounts").read_text().splitlines()) - before
+    mounts = set(Path("/proc/self/mounts").read_text().splitlines()) - mounts_before
     groups = [group for group in Path("/sys/fs/cgroup").glob("**/trainyard-*") if group.name[-8:] in nonces]
     result = {
         "processes": processes_below(runs),
@@ -102,7 +103,7 @@ def left_behind(runs, before, nonces, supervisors):
         "groups": groups,
         "files": [
             path for path in runs.glob(".*/*") if path.parent.name not in {".warm_pool", ".checkpoints", ".outputs"}
-        ],
+        ],  # all attempts of a job share its checkpoints and outputs, and all runs the warm pool
     }
     return {name: what for name, what in result.items() if what}
 
@@ -122,7 +123,7 @@ def harness(tmp_path, bare_images):
         created.backend.delete(name)
     created.backend.stop_prepared_processes()
     assert created.backend.names() == []
-    assert left_behind(runs, mounts, nonces, supervisors) == {}
+    assert remains_of_runs(runs, mounts, nonces, supervisors) == {}
 
 
 @pytest.fixture(scope="session")
@@ -135,5 +136,5 @@ def digits(tmp_path_factory):
 
 @pytest.fixture
 def left_running(tmp_path):
-    """Return the processes of this test's runs."""
+    """Return a function that returns the processes of this test's runs."""
     return lambda: processes_below(tmp_path / "runs")

@@ -15,9 +15,9 @@ class RunHarness:
     """
 
     keeps_output: bool
-    """Whether what a run wrote outlives its Pods; not if storage is not shared."""
+    """Whether what a run wrote outlives its Pods. On Kubernetes this needs shared storage."""
     late_seconds = 0.0
-    """How long after its start a run's deadline may begin, and how exact its times are."""
+    """By how much a run may take longer than its deadline, because the deadline counts later or times are rounded."""
     patience = 60.0
     """Seconds that anything may take."""
     image = "bare"

@@ -70,10 +70,11 @@ TELL = """
     print("SEEN " + json.dumps(seen), flush=True)
 """
 BASE = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE"}
-"""The other variables of a sandboxed process. None comes from the host."""
+"""Variables of every sandboxed process, which the contract does not name. None has its value from the host."""
 # What mpirun and the libraries that it starts tell their processes; it differs from version to version.
 OF_MPI = re.compile(r"^(OMPI|OPAL|ORTE|PMIX|PRTE|PMI|HWLOC|IPATH|PSM[23]|HFI|NCCL|UCX|TMPDIR|PWD|SHLVL|OLDPWD|_)")
 PORTS = ("MASTER_PORT", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+"""Variables whose value the platform chooses anew for each run."""
 
 
 class Case(NamedTuple):
@@ -112,7 +113,7 @@ def contract(case, rank):
         "MODELS": "",
         "WORKSPACE": "/workspace",
         "EPOCHS": "7",
-        "LR": "0.200",
+        "LR": "0.200",  # LR_BASE for four ranks, by linear scaling
         "LR_BASE": "0.050",
         "LR_WARMUP_EPOCHS": "3",
         "BATCH_SIZE": "48",
@@ -157,7 +158,7 @@ def contract(case, rank):
         Case("pytorch", Controller.MPI): torchrun,
         Case("horovod"): {**torchrun, **horovod},
         Case("horovod", Controller.MPI): {**torchrun, **mpi},
-        Case("tensorflow"): {},
+        Case("tensorflow"): {},  # it reads TF_CONFIG, which the test compares
     }
     return {**everywhere, **own[case]}
 

@@ -10,6 +10,7 @@ from tests.runtime.launcher.test_topology import PLAN
 @pytest.mark.parametrize("framework", ["pytorch", "horovod", "tensorflow"])
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_variables_that_the_platform_sets_are_reserved(framework, controller):
+    # With every setting that adds variables; the values do not matter.
     plan = PLAN._replace(
         framework=framework, controller=controller, interface="lo", min_nodes=1, collective_timeout_seconds=9,
         stall_check_seconds=9, traceparent="x", worker_ports=[1, 2, 3, 4],

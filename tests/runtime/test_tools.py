@@ -74,6 +74,7 @@ def request_of(tmp_path):
 
 
 def ask(root, key, query="x"):
+    """Return what the tool sees. `query` is a file that it tries to read, or `die`, which ends it."""
     transport = httpx.HTTPTransport(uds=str(control.find(root, key).socket))
     with httpx.Client(transport=transport, base_url="http://tool", timeout=60) as client:
         return client.get(f"/?{query}").json()
@@ -98,11 +99,9 @@ def test_a_tool_sees_its_logs_and_nothing_else(root, request_of, tmp_path):
     allowed = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "sys", "proc", "dev", "tmp"}
     own = {Path(prefix).parts[1] for prefix in (sys.prefix, sys.base_prefix)}
     assert set(seen["root"]) <= allowed | own | {"logs", "view", "opt"}
-    if "root" in own or "home" in own:
-        assert seen["asked"] == missing
 
 
-def test_sessions_are_limited_and_shared_by_the_same_request_only(root, request_of, tmp_path):
+def test_sessions_are_limited_and_shared_by_the_same_request_only(root, request_of):
     with owner_of_tools(root, replace(LIMITS, per_organization=2, total=3)):
         first = control.start(root, request_of(1, 1))
         assert control.start(root, request_of(1, 1)) == first
@@ -113,13 +112,13 @@ def test_sessions_are_limited_and_shared_by_the_same_request_only(root, request_
         with pytest.raises(TooManySessions):
             control.start(root, request_of(3, 1))
         with pytest.raises(ToolsUnavailable):
-            control.start(root, SessionRequest(1, 1, ("no folder",)))
+            control.start(root, SessionRequest(1, 1, ("no folder",)))  # the owner refuses it as malformed
         session = control.find(root, first)
         assert (session.organization_id, session.user_id) == (1, 1)
         for key in ("", "..", "../t/" + first, first + "/", first[:-1], first.swapcase()):
             assert control.find(root, key) is None
-        assert len({each.pid for each in sandboxes(root)}) >= 3
         tools = sandboxes(root)
+        assert len(tools) >= 3  # a sandbox may have several processes
     assert psutil.wait_procs(tools, timeout=30)[1] == []
     assert list((root / control.SESSIONS_FOLDER).iterdir()) == []
     with pytest.raises(ToolsUnavailable):
@@ -132,7 +131,7 @@ def test_an_idle_session_ends_and_so_does_one_whose_tool_died(root, request_of):
         folder = control.find(root, idle).folder
         for key in (idle, used):
             ask(root, key)
-            os.utime(control.find(root, key).folder / control.RECORD, (1, 1))
+            os.utime(control.find(root, key).folder / control.RECORD, (1, 1))  # last used in 1970
         control.find(root, used).mark_used()
         with pytest.raises(httpx.RemoteProtocolError):
             ask(root, dead, "die")
@@ -145,7 +144,7 @@ def test_a_killed_owner_leaves_nothing_that_runs_and_the_next_cleans_up(root, re
     serve = (
         "import sys; from pathlib import Path; from runtime.tools import owner;"
         f"owner.PROGRAM = Path({str(owner.PROGRAM)!r});"
-        f"owner.Owner(Path({str(root)!r}), owner.Limits(2, 2, 600, 1024), '/tools/{{}}'.format).serve()"
+        f"owner.Owner(Path({str(root)!r}), owner.{LIMITS!r}, '/tools/{{}}'.format).serve()"
     )
     process = subprocess.Popen([sys.executable, "-c", serve], cwd=Path(__file__).parents[2])
     try:

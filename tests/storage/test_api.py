@@ -245,5 +245,6 @@ def test_admin_pages_show_no_secret(owner):
         assert client.get(f"/admin/storage/{model}/").status_code == 200
         page = client.get(f"/admin/storage/{model}/{row.pk}/change/").content.decode()
         assert "hunter2" not in page
-        assert "secret" not in page.replace("csrf", "")
+        assert "secret" not in page
+        # Administrators add only images; customers create the rest.
         assert client.get(f"/admin/storage/{model}/add/").status_code == (200 if model == "image" else 403)

@@ -30,10 +30,12 @@ EVERY_KIND = pytest.mark.parametrize(
     "make", [tar_of, lambda files: tar_of(files, compressed=True), zip_of], ids=["tar", "gz", "zip"]
 )
 REFUSED = (BadArchive, UnsafePath)
+"""The errors for hostile members. Which of the two it is does not matter."""
 
 
 @pytest.fixture
 def target(root):
+    """The folder to unpack into. Secrets lie beside it."""
     return root
 
 
@@ -78,7 +80,7 @@ def test_unpacks(make, target):
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a/..", "x" * 300, "abcdefghi/" * 500])
 @EVERY_KIND
-def test_names_outside_the_target_are_refused(make, name, target):
+def test_names_outside_the_target_or_too_long_are_refused(make, name, target):
     before = outside(target)
     with pytest.raises(UnsafePath):
         unpack(make({"good": b"x", name: b"evil"}), target)
@@ -140,7 +142,7 @@ def test_links_that_stay_inside_are_kept(target):
         member("v1/data/copy", tarfile.LNKTYPE, "v1/data/file"),
         content=b"content",
     )
-    assert unpack(data, target) == FolderTotals(size_bytes=7, file_count=4, entry_count=7)
+    assert unpack(data, target) == FolderTotals(size_bytes=7, file_count=4, entry_count=7)  # links count as files
     assert (target / "v1/up").read_bytes() == b"content"
     assert (target / "latest").readlink() == Path("v1/data")
     assert (target / "v1/data/copy").samefile(target / "v1/data/file")
@@ -151,11 +153,11 @@ def test_owners_and_special_bits_are_dropped(target):
     tool.uid = tool.gid = 4242
     unpack(tar_with(tool, member("folder", tarfile.DIRTYPE, mode=0o2000), member("folder/data", mode=0)), target)
     modes = [(target / name).stat().st_mode & 0o7777 for name in ("tool", "folder", "folder/data")]
-    assert modes == [0o755, 0o755, 0o644]
+    assert modes == [0o755, 0o755, 0o644]  # of its mode, a file keeps only whether it is executable
     assert (target / "tool").stat().st_uid == os.getuid()
 
 
-def test_a_folder_that_is_named_several_times_is_written_once_and_each_time_limited(target):
+def test_a_folder_that_is_named_several_times_is_counted_once_and_its_headers_are_limited(target):
     folders = [member(name, tarfile.DIRTYPE, mode=0o755) for name in (".", "a", "a/b", "a")]
     unpacked = unpack(tar_with(*folders, member("a/b/file"), member("c/file"), content=b"x"), target)
     assert unpacked == FolderTotals(size_bytes=2, file_count=2, entry_count=6)
@@ -237,7 +239,7 @@ def zip_compressed_by_lzma():
     return buffer.getvalue()
 
 
-TAR_END = len(PLAIN) - 10240 + 512 * 17  # PLAIN's members and one block of zeros; the other zeros are padding
+TAR_END = 17 * 512  # the blocks of PLAIN's members and one block of zeros; the other zeros are padding
 MALFORMED = {
     "nothing": (b"", BadArchive, None),
     "PDF": (b"%PDF-1.7" * 100, BadArchive, None),
@@ -250,6 +252,7 @@ MALFORMED = {
         gzip.compress(header(tarfile.GNUTYPE_LONGNAME, 1024 * MIB) + bytes(2 * MIB)), BadArchive, None),
     "a tar with an endless chain of headers": (
         gzip.compress(header(tarfile.XHDTYPE) * 5000 + bytes(1024)), BadArchive, None),
+    # BadArchive if the tarfile of this Python refuses the header itself.
     "a tar with a negative size": (negative_size(), (BadArchive, TooLarge), None),
     "a sparse file": (tar_with(member("a", tarfile.GNUTYPE_SPARSE)), BadArchive, None),
     "a block device": (tar_with(member("thing", tarfile.BLKTYPE)), BadArchive, "thing"),
@@ -272,7 +275,7 @@ def test_malformed_archives_are_refused(name, target):
     data, error, match = MALFORMED[name]
     with pytest.raises(error, match=match):
         unpack(data, target)
-    assert sum(len(content) for content in tree(target).values()) <= 6005
+    assert sum(len(content) for content in tree(target).values()) <= 6005  # the bytes of FILES
 
 
 def test_endless_padding_is_refused(target):
@@ -312,7 +315,7 @@ def test_names_must_be_utf8(target):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    data=st.sampled_from([PLAIN[: 512 * 20], GZIPPED, ZIPPED, tar_with(member("l", tarfile.SYMTYPE, "x"))]),
+    data=st.sampled_from([PLAIN, GZIPPED, ZIPPED, tar_with(member("l", tarfile.SYMTYPE, "x"))]),
     seed=st.integers(0, 2**32),
     changes=st.integers(1, 12),
 )

@@ -12,7 +12,7 @@ from tests.factories.storage import DatasetFactory
 from tests.storage.archives import tar_of
 
 pytestmark = pytest.mark.django_db
-LARGE = b"x" * 5000
+CONTENT = b"x" * 5000
 
 
 def publish(organization, files, name="digits"):
@@ -30,10 +30,10 @@ def all_blobs():
 
 
 def test_versions_and_datasets_share_files_of_one_content(owner, stranger):
-    first = publish(owner.organization, {"a": LARGE, "b": b"1", "empty": b""})
-    second = publish(owner.organization, {"deep/a": LARGE, "copy": LARGE, "b": b"2", "empty": b""})
-    other = publish(owner.organization, {"a": LARGE}, name="other")
-    foreign = publish(stranger.organization, {"a": LARGE})
+    first = publish(owner.organization, {"a": CONTENT, "b": b"1", "empty": b""})
+    second = publish(owner.organization, {"deep/a": CONTENT, "copy": CONTENT, "b": b"2", "empty": b""})
+    other = publish(owner.organization, {"a": CONTENT}, name="other")
+    foreign = publish(stranger.organization, {"a": CONTENT})
     inodes = {
         status(version, path).st_ino
         for version, path in ((first, "a"), (second, "deep/a"), (second, "copy"), (other, "a"))
@@ -41,67 +41,66 @@ def test_versions_and_datasets_share_files_of_one_content(owner, stranger):
     assert len(inodes) == 1
     assert status(foreign, "a").st_ino not in inodes
     assert status(first, "b").st_ino != status(second, "b").st_ino
-    assert (selectors.version_folder(second) / "deep" / "a").read_bytes() == LARGE
+    assert (selectors.version_folder(second) / "deep" / "a").read_bytes() == CONTENT
     assert dataset_files.sha256(version=second, path="deep/a") == dataset_files.sha256(version=first, path="a")
     assert [row.name for row in dataset_files.list_page(version=second, path="deep").rows] == ["a"]
-    assert second.size_bytes == 2 * len(LARGE) + 1  # each file counts, although they are stored once
+    assert second.size_bytes == 2 * len(CONTENT) + 1  # each file counts, although they are stored once
 
 
 def test_an_executable_file_is_not_shared_with_one_that_is_not(owner, tmp_path):
     (tmp_path / "source").mkdir()
     for name, mode in (("plain", 0o644), ("tool", 0o755)):
-        (tmp_path / "source" / name).write_bytes(LARGE)
+        (tmp_path / "source" / name).write_bytes(CONTENT)
         (tmp_path / "source" / name).chmod(mode)
     dataset = DatasetFactory(organization=owner.organization)
     version = catalog.publish_copy(dataset=dataset, user=None, root=tmp_path, path="source")
     assert [status(version, name).st_mode & 0o777 for name in ("plain", "tool")] == [0o444, 0o555]
 
 
-def test_deleting_one_version_leaves_the_other_and_the_last_one_its_blobs(owner):
-    first, second = (publish(owner.organization, {"a": LARGE}) for _ in range(2))
+def test_a_blob_is_kept_until_its_last_version_is_deleted(owner):
+    first, second = (publish(owner.organization, {"a": CONTENT}) for _ in range(2))
     for version, is_kept in ((first, True), (second, False)):
         retention.delete_version(version=version)
         retention.remove(item=version)
         garbage_collection.collect()
         assert bool(all_blobs()) == is_kept
         if is_kept:
-            assert (selectors.version_folder(second) / "a").read_bytes() == LARGE
+            assert (selectors.version_folder(second) / "a").read_bytes() == CONTENT
             assert status(second, "a").st_mode & 0o777 == 0o444
 
 
 def test_a_missing_or_damaged_blob_is_not_linked(owner):
-    first = publish(owner.organization, {"a": LARGE})
+    first = publish(owner.organization, {"a": CONTENT})
     (blob,) = all_blobs()
     blob.unlink()
-    second = publish(owner.organization, {"a": LARGE})
+    second = publish(owner.organization, {"a": CONTENT})
     assert status(first, "a").st_ino != status(second, "a").st_ino
     (blob,) = all_blobs()
     blob.unlink()
     blob.write_bytes(b"damaged")
-    third = publish(owner.organization, {"a": LARGE})
-    assert (selectors.version_folder(third) / "a").read_bytes() == LARGE
+    third = publish(owner.organization, {"a": CONTENT})
+    assert (selectors.version_folder(third) / "a").read_bytes() == CONTENT
 
 
 def test_a_disk_that_cannot_link_stores_copies(owner, monkeypatch):
-    first = publish(owner.organization, {"a": LARGE})
+    first = publish(owner.organization, {"a": CONTENT})
     for number in (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP):
 
         def refuse(*_arguments, number=number, **_options):
             raise OSError(number, "refused")
 
         monkeypatch.setattr(os, "link", refuse)
-        second = publish(owner.organization, {"a": LARGE, "new": b"1"})
+        second = publish(owner.organization, {"a": CONTENT, "new": b"1"})
         assert status(first, "a").st_ino != status(second, "a").st_ino
-        assert (selectors.version_folder(second) / "a").read_bytes() == LARGE
+        assert (selectors.version_folder(second) / "a").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("call", ["link", "rename"])
 def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypatch, call):
-    first = publish(owner.organization, {"a": LARGE})
-    real, calls = getattr(os, call), []
+    first = publish(owner.organization, {"a": CONTENT})
+    real = getattr(os, call)
 
     def crash(*arguments, **options):
-        calls.append(arguments)
         if options.get("dst_dir_fd") is not None:  # a step of linking a blob into the new version
             raise KeyboardInterrupt
         return real(*arguments, **options)
@@ -109,9 +108,9 @@ def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, call, crash)
         with pytest.raises(KeyboardInterrupt):
-            publish(owner.organization, {"a": LARGE, "z": b"12"})
+            publish(owner.organization, {"a": CONTENT, "z": b"12"})
     for folder in catalog.scratch().iterdir():
         remove_tree(folder)
-    assert (selectors.version_folder(first) / "a").read_bytes() == LARGE
+    assert (selectors.version_folder(first) / "a").read_bytes() == CONTENT
     assert status(first, "a").st_nlink == 2  # in the version and as a blob
-    assert publish(owner.organization, {"a": LARGE}).number == 2
+    assert publish(owner.organization, {"a": CONTENT}).number == 2

@@ -16,6 +16,7 @@ from tests.storage.refusals import refused_fields
 
 pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seaweedfs")]
 FILES = {"train/a b+é.csv": b"1,2\n" * 5000, "train/deep/er/x": bytes(range(256)), "README.md": b"", "n" * 150: b"long"}
+"""Names that must be escaped in a URL, an empty file, and a name that is too long for a plain header of a tar."""
 CREDENTIALS = {"access_key_id_secret": "KEY_ID", "secret_access_key_secret": "KEY"}
 
 
@@ -35,7 +36,7 @@ def address(s3_server, settings, monkeypatch):
     prefix = secrets.token_hex(8)
     for name, content in FILES.items():
         seaweedfs.put(s3_server, f"{prefix}/{name}", content)
-    seaweedfs.put(s3_server, f"{prefix}/empty/", b"")
+    seaweedfs.put(s3_server, f"{prefix}/empty/", b"")  # the mark of an empty folder, which is not imported
     return f"s3://{s3_server.name}/{prefix}"
 
 
@@ -78,7 +79,7 @@ def test_a_prefix_an_archive_and_a_file_are_imported(address, s3_server, dataset
     assert contents(imported(dataset, f"{address}/train/a b+é.csv").version) == {"a b+é.csv": FILES["train/a b+é.csv"]}
 
 
-def test_a_transfer_continues_at_any_byte(address, dataset, monkeypatch, tmp_path):
+def test_a_transfer_continues_at_any_byte(address, dataset, monkeypatch):
     """In a header, in the content and in the padding: an import that a crash ended has received any number of bytes."""
     whole = imported(dataset, address).version
     row = start(dataset, address)
@@ -129,7 +130,7 @@ def test_a_cut_connection_is_tried_again_and_a_changed_object_ends_the_import(ad
     assert (row.version, row.error) == (None, bucket_import.OBJECT_CHANGED)
 
 
-def test_wrong_and_missing_credentials_are_refused(address, dataset):
+def test_wrong_credentials_and_missing_objects_buckets_and_secrets_end_an_import(address, dataset):
     refused = bucket_import.BUCKET_REFUSED
     assert imported(dataset, address, secret_access_key_secret="WRONG").error == refused
     assert imported(dataset, address, access_key_id_secret="", secret_access_key_secret="").error == refused
@@ -166,7 +167,7 @@ def test_imports_are_off_by_default_and_within_the_quota(address, dataset, setti
     Quota.objects.update(max_storage_bytes=selectors.storage_used(dataset.organization) + 40_000)
     row = imported(dataset, address)
     assert (row.version, "quota" in row.error) == (None, True)
-    settings.S3_IMPORT_ENDPOINTS = []
+    settings.S3_IMPORT_ENDPOINTS = []  # the default
     with pytest.raises(InvalidInput):
         start(dataset, address)
 

@@ -41,10 +41,11 @@ def test_steps_and_output_are_printed(root, monkeypatch):
         if force:
             progress.step("Creating a virtual environment")
             progress.output("hello from the image")
-        return force
+        return force  # whether it has built the image
 
     monkeypatch.setattr(builder, "build", build)
     text = run_command("small", force=True)
+    # Before "s]" the seconds since the start are printed.
     for line in ("s] Creating a virtual environment\n", "    hello from the image\n", "The image 'small' is ready ("):
         assert line in text
     assert run_command("small") == "The image 'small' is ready (cached).\n"

@@ -89,7 +89,7 @@ def test_a_published_version_is_read_only_and_the_next_one_leaves_it_as_it_is(ow
     assert second.number == 2
     assert selectors.dataset_named(owner.organization, "mnist").latest == dataset.latest == second
     assert (folder / "b").read_bytes() == b"6789"
-    for _ in range(2):
+    for _ in range(2):  # the second time changes nothing
         retention.delete_dataset(dataset=dataset, user=owner.user)
     actions = list(AuditEvent.objects.order_by("id").values_list("action", flat=True))
     assert actions == ["dataset.created", "dataset.published", "dataset.published", "dataset.deleted"]
@@ -164,17 +164,18 @@ def test_concurrent_publishing_gives_different_numbers(owner):
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_uploads_cannot_exceed_the_quota(owner):
-    each = 1000 + 2 * ENTRY_BYTES
-    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=each * 5 // 2)  # room for two
+    version_bytes = 1000 + 2 * ENTRY_BYTES
+    room_for_two = version_bytes * 5 // 2
+    Quota.objects.filter(organization=owner.organization).update(max_storage_bytes=room_for_two)
     datasets = [new_dataset(owner, f"d{number}") for number in range(4)]
     data = tar_of({"x": b"x" * 1000}, compressed=True)
-    results = together(*[lambda each=each: publish(each, data) for each in datasets])
+    results = together(*[lambda dataset=dataset: publish(dataset, data) for dataset in datasets])
     kept = sum(isinstance(result, DatasetVersion) for result in results)
-    assert kept in {1, 2}
+    assert kept in {1, 2}  # 1 if an upload that was refused later had reserved too much
     assert sum(isinstance(result, TooLarge) for result in results) == 4 - kept
     assert len(published()) == 2 * kept  # each with its manifest
     assert leftovers() == []
-    assert selectors.storage_used(owner.organization) == kept * each
+    assert selectors.storage_used(owner.organization) == kept * version_bytes
 
 
 @pytest.mark.django_db(transaction=True)
@@ -196,7 +197,7 @@ def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
         with pytest.raises(TooLarge):
             refused()
     present = next(path for path in "abcdef" if (selectors.workspace_folder(workspace) / path).exists())
-    catalog.write_file(workspace=workspace, path=present, stream=io.BytesIO(b"longer"))
+    catalog.write_file(workspace=workspace, path=present, stream=io.BytesIO(b"longer"))  # no new file
     assert leftovers() == []
 
 
@@ -290,8 +291,8 @@ def test_deleted_items_count_until_they_are_removed(owner):
     with pytest.raises(NameTaken):
         retention.restore(item=first, user=owner.user)
     for item in (first, second, workspace):
-        retention.remove(item=item, user=owner.user)
-        retention.remove(item=item, user=owner.user)
+        for _ in range(2):  # the second time changes nothing
+            retention.remove(item=item, user=owner.user)
         with pytest.raises(NotFound):
             retention.restore(item=item, user=owner.user)
     assert selectors.usage(organization) == Usage()
@@ -328,7 +329,7 @@ def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
         with pytest.raises(BadArchive):
             publish(dataset, b"x" * 1000)
     assert selectors.usage(owner.organization).size_bytes >= 1000
-    assert garbage_collection.collect() == 0
+    assert garbage_collection.collect() == 0  # what it left is too young
     monkeypatch.setattr(garbage_collection, "ABANDONED_AFTER", timedelta(0))
     garbage_collection.collect()
     assert selectors.usage(owner.organization) == Usage()

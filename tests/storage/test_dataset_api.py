@@ -72,7 +72,7 @@ def test_the_manifest_goes_with_the_version(version):
     assert not manifest.exists()
 
 
-def test_an_older_version_has_no_hashes(client, member):
+def test_a_version_without_a_manifest_has_no_hashes_and_a_dataset_without_a_version_no_files(client, member):
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=member.organization, name="digits"))
     (selectors.version_folder(version) / "a").write_bytes(b"x")
     assert listed(client)["results"][0]["sha256"] == ""

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.xdist_group("seaweedfs")]
 ROOT = "/api/v1/uploads/"
 PART = 5 * 1024**2
 """The size of a part: the smallest that S3 allows."""
-ARCHIVE = tar_of({"raw/a": bytes(range(256)) * 45_000})
+ARCHIVE = tar_of({"raw/a": bytes(range(256)) * 45_000})  # 11 MiB: three parts
 DATASET = {"purpose": "dataset", "name": "digits", "filename": "digits.tar", "size_bytes": len(ARCHIVE)}
 FILE = {"purpose": "workspace", "name": "code", "path": "src/data.bin", "size_bytes": 3}
 
@@ -61,7 +61,7 @@ def left_in(bucket):
     return seaweedfs.keys(bucket, direct_uploads._prefix())
 
 
-def test_parts_become_a_dataset_version(client, member, upload_bucket):
+def test_parts_become_a_dataset_version(client, upload_bucket):
     upload = begin(client, DATASET)
     assert (upload["part_size_bytes"], upload["part_count"]) == (PART, 3)
     assert Allocation.objects.get().size_bytes == len(ARCHIVE)
@@ -89,7 +89,7 @@ def test_a_bad_archive_and_a_lost_object_do_not_stop_the_upload_of_a_file(client
         send_parts(client, each, b"abc", [1])
         assert client.post(url_of(each, "complete/")).status_code == 202
     s3.delete_object(upload_bucket, direct_uploads._object_key(Upload.objects.get(key=gone["id"])))
-    tasks.resume_imports()
+    tasks.resume_imports()  # sends a fetch, which no worker carries out here
     direct_uploads.fetch_uploads()
     folder = selectors.workspace_folder(selectors.workspace_named(member.organization, "code"))
     assert (folder / "src/data.bin").read_bytes() == b"abc"
@@ -131,8 +131,8 @@ def test_others_and_other_protocols_are_refused(client, api, stranger, member, s
     assert client.patch(
         url_of(upload), b"abc", content_type="application/offset+octet-stream", headers=headers
     ).status_code == 403  # fmt: skip
-    key = client.post(url_of(upload, "parts/"), {"numbers": [1]}).json()["results"][0]["url"].partition("?")[0]
-    assert key.endswith(f"/trainyard-uploads/{member.organization_id}/{Upload.objects.get().key.hex}")
+    url = client.post(url_of(upload, "parts/"), {"numbers": [1]}).json()["results"][0]["url"].partition("?")[0]
+    assert url.endswith(f"/trainyard-uploads/{member.organization_id}/{Upload.objects.get().key.hex}")
     for values, status in (
         ({"size_bytes": 0}, 400), ({"purpose": "part"}, 400), ({"name": "missing"}, 404), ({"path": "../x"}, 400),
         ({"size_bytes": 10**15}, 413),

@@ -31,6 +31,7 @@ ESCAPES = [
     "..", "../secret.txt", "a/../../secret.txt", "a/..", "/etc/passwd", "//etc/passwd", "a\0b", "é" * 128,
     "/".join(["abcdefghi"] * 500), "\ud800",
 ]  # fmt: skip
+"""Paths that lead outside, and paths that no file can have: with NUL, a lone surrogate, or too many bytes."""
 
 
 def put(root, scratch, path, content=b"x", limit=MIB):
@@ -238,14 +239,15 @@ def test_pages_list_each_entry_once_while_others_come_and_go(root, folders_first
         (root / f"a-new-{len(seen)}").touch()  # before the cursor
         first = root / seen[0].name
         first.rmdir() if first.is_dir() else first.unlink(missing_ok=True)
-    kinds = {"c": 0, "z": 0} if folders_first else {}  # the two folders
-    order = sorted(names, key=lambda name: (kinds.get(name, 1), name))
+    folders = {"c", "z"} if folders_first else set()
+    order = sorted(names, key=lambda name: (name not in folders, name))
     listed = [entry.name for entry in seen if not entry.name.startswith("a-new")]
+    # A byte that is not UTF-8 is shown as the replacement character.
     assert listed == [name.encode(errors="surrogateescape").decode(errors="replace") for name in order]
 
 
 def test_an_invalid_cursor_is_refused(root):
-    for cursor in ("x", "2YQ==", "0!", "0é", "0YQ"):
+    for cursor in ("x", "2YQ==", "0!", "0é", "0YQ"):  # a valid one is 0 or 1, and a name in Base64: 0YQ==
         with pytest.raises(InvalidInput):
             files.list_folder(root=root, after=cursor)
 
@@ -255,10 +257,10 @@ def test_a_write_replaces_only_an_expected_version(root, scratch):
         options = {"scratch": scratch, "limit_bytes": MIB, "expected_versions": expected}
         return files.write(root=root, path="a", stream=io.BytesIO(content), **options).version
 
-    for expected in (["1-2-3"], ["*"]):
+    for expected in (["1-2-3"], ["*"]):  # an old version, and any version: but there is no file
         with pytest.raises(FileChanged):
             save(b"x", expected)
-    first = save(b"1", [])
+    first = save(b"1", [])  # [] means that there must be no file
     assert first == files.read_versioned_text(root=root, path="a").version == files.stat(root=root, path="a").version
     second = save(b"2", ["1-2-3", first])
     for expected in ([first], []):
@@ -272,7 +274,7 @@ def test_a_write_replaces_only_an_expected_version(root, scratch):
     assert list(scratch.iterdir()) == []
 
 
-def test_a_time_beyond_the_calendar_is_shown_as_the_epoch(root):
+def test_a_time_beyond_the_calendar_is_shown_as_the_epoch():
     assert files._to_datetime(float("inf")).year == 1970
 
 
@@ -333,7 +335,7 @@ PATHS = st.lists(st.one_of(st.sampled_from(["..", ".", "", "link", "folder"]), N
 @given(path=PATHS)
 def test_no_path_touches_anything_outside(root, scratch, path):
     for entry in root.iterdir():
-        files.delete(root=root, path=entry.name, scratch=scratch) if entry.name.isprintable() else None
+        files.delete(root=root, path=entry.name, scratch=scratch)  # left by the example before
     (root / "folder").mkdir(exist_ok=True)
     (root / "there.txt").write_text("x")
     if not (root / "link").is_symlink():

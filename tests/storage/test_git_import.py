@@ -37,7 +37,7 @@ def repository(tmp_path, monkeypatch):
     (folder / "src" / "train.py").write_text("print(1)")
     (folder / "run.sh").write_text("true")
     (folder / "run.sh").chmod(0o755)
-    (folder / ".gitattributes").write_text("* filter=evil\n*.bin filter=lfs\n")
+    (folder / ".gitattributes").write_text("* filter=evil\n*.bin filter=lfs\n")  # programs that git must not start
     git(folder, "init")
     git(folder, "add", ".")
     git(folder, "commit", "-m", "first")
@@ -49,8 +49,8 @@ def repository(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def read(repository, owner, tmp_path):
-    """Create a workspace from the repository, and return its folder."""
+def fetched(repository, owner):
+    """`fetched(branch, url, name)` creates a workspace from the repository; returns its folder."""
 
     def create(branch="", url=f"file://{repository}", name="code"):
         options = {"protocol.file.allow": "always"}
@@ -65,8 +65,8 @@ def read(repository, owner, tmp_path):
     return create
 
 
-def test_a_workspace_gets_the_files_of_one_commit(read, owner):
-    folder = read()
+def test_a_workspace_gets_the_files_of_one_commit(fetched, owner):
+    folder = fetched()
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
     assert names == [".gitattributes", "run.sh", "src", "src/train.py"]
     assert (folder / "src" / "train.py").read_text() == "print(2)"
@@ -75,41 +75,41 @@ def test_a_workspace_gets_the_files_of_one_commit(read, owner):
     counted = (workspace.size_bytes, workspace.entry_count)
     catalog.measure_workspace(workspace=workspace)
     assert counted == (workspace.size_bytes, workspace.entry_count)
-    assert (read("v1", name="first") / "src" / "train.py").read_text() == "print(1)"
+    assert (fetched("v1", name="first") / "src" / "train.py").read_text() == "print(1)"
 
 
-def test_files_that_the_repository_leaves_out_of_archives_are_imported_unchanged(read, repository):
+def test_files_that_the_repository_leaves_out_of_archives_are_imported_unchanged(fetched, repository):
     (repository / ".gitattributes").write_text("tests export-ignore\nversion.txt export-subst\n")
     (repository / "tests").mkdir()
     (repository / "tests" / "check.py").write_text("print(3)")
     (repository / "version.txt").write_text("$Format:%H$")
     git(repository, "add", ".")
     git(repository, "commit", "-m", "third")
-    folder = read()
+    folder = fetched()
     assert (folder / "tests" / "check.py").read_text() == "print(3)"
     assert (folder / "version.txt").read_text() == "$Format:%H$"
 
 
-def test_hostile_or_missing_repositories_leave_nothing(read, repository, owner, monkeypatch):
+def test_hostile_or_missing_repositories_leave_nothing(fetched, repository, owner, monkeypatch):
     with pytest.raises(GitFailed, match="couldn't find remote ref none"):
-        read("none")
+        fetched("none")
     with pytest.raises(GitFailed):
-        read(url=f"ext::sh -c touch% {repository}/run")  # such a URL lets git start a program
+        fetched(url=f"ext::sh -c touch% {repository}/run")  # such a URL lets git start a program
     (repository / "link").symlink_to("/etc/passwd")
     git(repository, "add", "link")
     git(repository, "commit", "-m", "link")
     with pytest.raises(UnsafePath):
-        read()
+        fetched()
     (repository / "large").write_bytes(bytes(2 * 1024**2))
     git(repository, "rm", "link")
     git(repository, "add", "large")
     git(repository, "commit", "-m", "large")
     monkeypatch.setattr(git_import, "MAX_BYTES", 1024**2)
-    with pytest.raises((GitFailed, TooLarge)):
-        read()
+    with pytest.raises((GitFailed, TooLarge)):  # by the limit of git's files, or else of the unpacked ones
+        fetched()
     monkeypatch.setattr(git_import, "MAX_SECONDS", 0)
     with pytest.raises(GitFailed, match="too long"):
-        read()
+        fetched()
     assert not selectors.workspaces_for(owner.organization).exists()
     assert list(catalog.scratch().iterdir()) == []
     assert not (repository / "run").exists()
@@ -117,7 +117,7 @@ def test_hostile_or_missing_repositories_leave_nothing(read, repository, owner, 
 
 @pytest.fixture
 def resolve(monkeypatch):
-    """Let the names of hosts have these addresses."""
+    """`resolve(*addresses)` gives every host name these addresses. Before the first call it is PUBLIC."""
 
     def answer(*addresses):
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in addresses]
@@ -237,7 +237,7 @@ def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_tim
     User.objects.filter(pk=member.user_id).update(language="zh-hans")
     row = start_workspace(organization=member.organization, user=member.user, name="code", git_url=URL)
     tasks.resume_imports()
-    assert not sent
+    assert not sent  # a worker may be at it
     WorkspaceImport.objects.update(updated_at=timezone.now() - workspace_imports.STALE_AFTER, attempts=3)
     tasks.resume_imports()
     assert sent == [(row.pk,)]

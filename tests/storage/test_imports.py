@@ -151,7 +151,7 @@ def test_a_changed_file_is_received_from_its_start_and_a_wrong_rest_is_refused(s
     assert imported(dataset, f"https://{server.host}/f").error == imports.REFUSED
 
 
-def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, dataset, monkeypatch):
+def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, dataset):
     server.files = {"/f": CONTENT}
     row = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
     imports._path_of(row).write_bytes(CONTENT[:1000])
@@ -246,6 +246,7 @@ def test_an_import_is_limited_in_size_by_the_quota_and_in_number(server, dataset
     settings.MAX_UPLOAD_BYTES = len(CONTENT) - 1
     assert "size limit" in imported(dataset, f"https://{server.host}/f").error
     settings.MAX_UPLOAD_BYTES = 10**9
+    # Room for the bytes, but not for the entries.
     Quota.objects.update(max_storage_bytes=selectors.storage_used(dataset.organization) + len(CONTENT))
     assert imported(dataset, f"https://{server.host}/f").version is None
     assert selectors.usage_by_kind(dataset.organization)["uploads"].size_bytes == 0

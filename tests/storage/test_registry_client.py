@@ -135,6 +135,7 @@ def test_only_public_addresses_are_asked(settings, fake):
     settings.REGISTRY_PRIVATE_ADDRESSES = True
     assert is_allowed("10.0.0.1")
     assert not is_allowed("169.254.169.254"), "the metadata service of a cloud"
+    # A port below 1024 may belong to another service, such as SSH.
     assert problem(lambda: digest_of("127.0.0.1:22/train:1")) is Problem.FORBIDDEN_ADDRESS
 
 
@@ -159,7 +160,7 @@ def test_the_next_address_of_a_name_is_tried_if_one_refuses_the_connection(fake,
     assert problem(lambda: digest_of(f"localhost:{free_port()}/train:1")) is Problem.UNREACHABLE
 
 
-def test_a_slow_answer_ends_at_the_time_limit(monkeypatch):
+def test_a_slow_answer_ends_at_the_time_limit():
     """A byte now and then would keep a socket's timeout from ever expiring."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
@@ -208,6 +209,7 @@ def test_an_odd_answer_is_a_problem_with_a_name(fake):
         ((404, {}, b""), Problem.NO_IMAGE),
         ((500, {}, b""), Problem.INVALID_ANSWER),
         ((200, {}, b"x" * (registry_client.MAX_MANIFEST_BYTES + 1)), Problem.INVALID_ANSWER),
+        # It names no address of a token service.
         ((401, {"WWW-Authenticate": "Bearer " + "a" * 60_000}, b""), Problem.FORBIDDEN_ADDRESS),
         ((401, {}, b""), Problem.UNAUTHORIZED),
         ((302, {"Location": "http://[::bad"}, b""), Problem.INVALID_ANSWER),

@@ -22,7 +22,7 @@ def test_what_cannot_be_a_variable_is_refused_and_one_too_many(owner, monkeypatc
     assert not Secret.objects.exists()
     monkeypatch.setattr(secret_store, "MAX_SECRETS", 1)
     save = lambda name: refused_fields(secret_store.save_secret, organization=owner.organization, name=name, value="x")
-    assert [save(name) for name in ("A", "A", "B")] == [[], [], ["name"]]
+    assert [save(name) for name in ("A", "A", "B")] == [[], [], ["name"]]  # a new value for A is no second secret
 
 
 def test_a_value_is_written_and_never_shown(api, owner, client):

@@ -44,7 +44,7 @@ def test_a_code_gives_read_access_once(dataset, code, stranger, owner):
     assert accept(stranger, f" {code}\n") == dataset
     assert usable(stranger) == ["digits"]
     assert sharing.dataset_named(stranger.organization, "digits") == dataset
-    third = create_organization(user=stranger.user, name="Third")
+    third = create_organization(user=stranger.user, name="Third")  # the membership of its owner
     for member in (third, stranger):
         with pytest.raises(InvalidInput):
             accept(member, code)

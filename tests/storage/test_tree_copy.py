@@ -40,8 +40,8 @@ def copy(root, target, path="", *, meter=None, max_entries=100, keep_links=False
     )
 
 
-def hostile(root):
-    """Fill `root` with what customers' code can leave in a folder, beside two regular files."""
+def fill_with_hostile_entries(root):
+    """Fill `root`, the working directory, with what customers' code can leave beside two regular files."""
     (root / "deep").mkdir()
     (root / "deep" / "weights.bin").write_bytes(b"12345")
     (root / "run.sh").write_bytes(b"#!")
@@ -51,8 +51,7 @@ def hostile(root):
     (root / "folder-link").symlink_to("../outside")
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as unix:
-        os.chdir(root)  # a socket's path may have 107 bytes
-        unix.bind("socket")
+        unix.bind("socket")  # a relative path, since that of a socket has at most 107 bytes
     for name in (b"caf\xe9", b"line\nbreak\\"):
         with open(os.path.join(os.fsencode(root), name), "wb") as file:  # noqa: PTH118, PTH123 - pathlib takes no bytes
             file.write(b"x")
@@ -60,11 +59,12 @@ def hostile(root):
 
 def test_only_regular_files_and_folders_are_copied(root, target, monkeypatch):
     monkeypatch.chdir(root)
-    hostile(root)
+    fill_with_hostile_entries(root)
     meter = Budget()
     copied = copy(root, target, meter=meter)
     names = {os.fsencode(path.relative_to(target)) for path in target.rglob("*")}
     assert names == {b"deep", b"deep/weights.bin", b"run.sh", b"caf\xe9", b"line\nbreak\\"}
+    # Six entries with the target itself. Two links, the pipe and the socket are left out.
     assert (copied.usage, copied.file_count, copied.skipped_count) == (Usage(9, 6), 4, 4)
     assert meter.counted == copied.usage.counted_bytes
     script = (target / "run.sh").stat()
@@ -78,8 +78,8 @@ def test_only_regular_files_and_folders_are_copied(root, target, monkeypatch):
 
 def test_links_are_kept_as_they_are_on_request(root, target, monkeypatch):
     monkeypatch.chdir(root)
-    hostile(root)
-    assert copy(root, target, keep_links=True).usage.entry_count == 8
+    fill_with_hostile_entries(root)
+    assert copy(root, target, keep_links=True).usage.entry_count == 8  # the two links too
     assert (target / "link").readlink().as_posix() == "/etc/passwd"
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_changes_meanwhile_is_refused(root, target, change):
             if size_bytes:
                 data = {"grows": b"12345", "shrinks": b"1", "is rewritten": b"4321"}[change]
                 (root / "file").write_bytes(data)
-                os.utime(root / "file", (1, 1))
+                os.utime(root / "file", (1, 1))  # its time differs, however soon it was written
 
     with pytest.raises(SourceChanged):
         copy(root, target, meter=Changing())

@@ -168,7 +168,7 @@ def digest_of(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def received(organization):
+def received_digest(organization):
     workspace = selectors.workspace_named(organization, "code")
     return digest_of(selectors.workspace_folder(workspace) / "received.bin")
 
@@ -219,7 +219,7 @@ def test_cuts_a_killed_process_checksums_and_parts_in_parallel(server, token, so
     for count, send in enumerate((partial(send_with_tuspy, retries=60, retry_delay=0.2), send_with_tus_js), 1):
         send_through_cuts(send, server, token, source)
         upload = Upload.objects.latest("pk")
-        assert (upload.state, upload.sha256, received(member.organization)) == ("complete", expected, expected)
+        assert (upload.state, upload.sha256, received_digest(member.organization)) == ("complete", expected, expected)
         assert Upload.objects.count() == count
     for size, send in (
         (8 * MIB, partial(send_with_tuspy, upload_checksum=True, chunk_size=3 * MIB)),
@@ -227,4 +227,4 @@ def test_cuts_a_killed_process_checksums_and_parts_in_parallel(server, token, so
     ):
         os.truncate(source, size)
         send(server[0], token, source)
-        assert received(member.organization) == digest_of(source)
+        assert received_digest(member.organization) == digest_of(source)

@@ -52,7 +52,7 @@ def test_packages_are_installed_once_and_imported_by_runs(layer, index, install,
     assert (result.reason, result.is_fault) == ("", False)
     assert result.size_bytes > 0
     assert "+ alpha==1.0" in builder.log_of(layer)
-    assert not (layer.folder / "runs" / "packages").exists()
+    assert not (layer.folder / "runs" / "packages").exists()  # the run that installed them is deleted
     check_alpha(harness, layer.packages)
     # A complete layer is not installed again.
     monkeypatch.setattr(builder.LocalBackend, "submit", lambda *_arguments: pytest.fail("installed again"))
@@ -79,7 +79,8 @@ def test_a_failure_has_uvs_reason_and_leaves_nothing(layer, index, install, bare
 
 
 def test_a_missing_index_is_the_platforms_fault(install, tmp_path):
-    for address in ("https://user:word@index.example/simple", f"file://{tmp_path}/nowhere/simple"):
+    with_password = "https://user:word@index.example/simple"  # refused, since code of packages could read it
+    for address in (with_password, f"file://{tmp_path}/nowhere/simple"):
         result = install("alpha", indexes=(address,))
         assert result.is_fault, result
 
@@ -113,7 +114,7 @@ def test_code_of_a_package_is_confined(layer, index, install, tmp_path):
         )
         result = install("hostile")
         private.settimeout(0)
-        with pytest.raises(BlockingIOError):
+        with pytest.raises(BlockingIOError):  # nothing has connected
             private.accept()
     log = builder.log_of(layer)
     assert "end of the attack" in result.reason, log
@@ -148,8 +149,8 @@ def test_limits_hold_for_code_of_a_package(index, install):
     assert "memory" in install("hostile", memory_mib=512).reason
 
 
-def test_an_installation_whose_process_was_killed_starts_over(layer, index, install, request_of, tmp_path):
-    started = tmp_path / "packages" / "7" / "cache" / "started"
+def test_an_installation_whose_process_was_killed_starts_over(layer, index, request_of, tmp_path):
+    started = tmp_path / "packages" / "7" / "cache" / "started"  # the cache is /workspace in the sandbox
     index.add_source("import signal\ndef attack():\n    open('/workspace/started', 'w').close()\n    signal.pause()\n")
     index.add_wheel("alpha")
     process = builder.start(layer, request_of("hostile"))
@@ -180,7 +181,7 @@ def test_a_key_depends_on_image_versions_and_requirements(tmp_path):
         layers.layer_key(**torch, requirements=("einops",)),
         layers.layer_key(**torch, requirements=("einops", "ujson")),
         layers.layer_key(**make("other", "torch-2.1+cpu", "Typing_Extensions-4.0"), requirements=("einops",)),
-        layers.layer_key(**make("torch", "numpy-1.0"), requirements=("einops",)),
+        layers.layer_key(**make("torch", "numpy-1.0"), requirements=("einops",)),  # one more package in the image
     ]
     assert len(set(keys)) == 4
 

@@ -13,7 +13,7 @@ from runtime.packages.indexes import InvalidIndexes
 
 @pytest.fixture
 def server():
-    """A server on the loopback that answers with the path and host that it was asked for."""
+    """A server on the loopback that answers with the path and the headers Host and Connection of the request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -74,7 +74,7 @@ def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
         assert "169.254.169.254:80" in running.refused_hosts
         for line in ("GET /etc/passwd", "GET file:///etc/passwd", "nonsense", "CONNECT 127.0.0.1:x"):
             assert b"HTTP/1.1 200" not in ask(tmp_path, f"{line} HTTP/1.1\r\n\r\n".encode()), line
-        assert ask(tmp_path, b"GET " + b"a" * 100_000) == b""
+        assert ask(tmp_path, b"GET " + b"a" * 100_000) == b"", "a head without an end"
     assert not (tmp_path / "proxy").exists()
 
 
@@ -96,14 +96,15 @@ def test_only_addresses_of_the_internet_are_public(address, expected):
 
 
 def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
+    # True: the host may have a private address. That holds for hosts that the operator has chosen.
     chosen = indexes.load_indexes(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
     assert chosen.hosts == {("pypi.internal", 8080): True, ("files.internal", 443): True}
     assert indexes.load_indexes([], [], {}).hosts == {
         ("pypi.org", 443): False,
         ("files.pythonhosted.org", 443): False,
     }
-    pips = {"UV_INDEX": "file:///opt/simple https://more.example/simple", "UV_FIND_LINKS": "/opt/wheels"}
-    from_pip = indexes.load_indexes([], [], pips)
+    pip_configuration = {"UV_INDEX": "file:///opt/simple https://more.example/simple", "UV_FIND_LINKS": "/opt/wheels"}
+    from_pip = indexes.load_indexes([], [], pip_configuration)
     assert from_pip.addresses == ("https://pypi.org/simple", "file:///opt/simple", "https://more.example/simple")
     assert from_pip.find_links == ("/opt/wheels",)
     for address in ("https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple"):
