@@ -29,7 +29,7 @@ from tests.kubernetes.resources import ApiError, Object, Resource
 from tests.kubernetes.store import Change, Store
 
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
-_TICK_SECONDS = 0.25
+_TICK_SECONDS = 0.25  # how long a watch waits for a change before it looks whether it must end
 
 
 def write_kubeconfig(path: Path, cluster: Object, user: Object) -> Path:

@@ -55,7 +55,7 @@ class FakePods(FakeSite):
         # Other tests validate every object; this one creates thousands.
         self.fake.api.checks_schemas = False
         self.fake.faults.retry_after_seconds = 0
-        self.fake.controllers.heartbeats["node"] = math.inf
+        self.fake.controllers.heartbeats["node"] = math.inf  # as of a kubelet that lives
         make_node(self.fake.api, "node", {}, {"cpu": "64", "memory": "256Gi"})
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -192,6 +192,7 @@ def cluster(fake_pods, monkeypatch):
     faulty.clear()
 
 
+# A client waits a second for each time-out, so these are cases of their own.
 @pytest.mark.parametrize(
     "faults", [(*QUICK_FAULTS, Fault.TOO_MANY, Fault.STALE), (Fault.TIMEOUT_BEFORE,), (Fault.TIMEOUT_AFTER,)]
 )

@@ -40,6 +40,7 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
     job = buyer.start("outlives")
     buyer.running(job)
     wait_for(lambda: "began" in buyer.log(job), buyer.patience_seconds)
+    # Words in the command line of each; %h is Celery's placeholder for the machine's name.
     programs = {"worker": ["worker@%h"], "dispatcher": ["dispatcher@%h"], "watcher": ["manage.py", "watch_runs"]}
     for words in programs.values():
         processes = console.programs(*words)

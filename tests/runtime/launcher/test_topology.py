@@ -71,6 +71,7 @@ def test_the_learning_rate_is_scaled_with_the_processes(lr, nodes, scaled):
     assert get(plan._replace(lr_scaling="linear"))["LR"] == scaled
 
 
+# Before a port, an IPv6 address needs brackets.
 @pytest.mark.parametrize(
     ("addresses", "hosts"), [(["10.0.0.1", "10.0.0.2"],) * 2, (["fd00::1", "fd00::2"], ["[fd00::1]", "[fd00::2]"])]
 )
