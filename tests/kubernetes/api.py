@@ -34,7 +34,7 @@ class Api:
         self.log_of: Callable[[str, str, bool], bytes] = lambda _namespace, _pod, _with_times: b""
         self.dial_of: Callable[[str, str], Dial]
         self.checks_schemas = True
-        self._applied: dict[str, Object] = {}
+        self._applied: dict[str, Object] = {}  # by UID: the body of the object's last apply
 
     def resource(self, group: str, version: str, plural: str) -> Resource:
         """Return a resource of the table. Raises ApiError 404."""
@@ -46,13 +46,16 @@ class Api:
     # Reading
 
     def matching(self, resource: Resource, namespace: str, query: Query) -> Callable[[Object], bool]:
-        """Return whether an object is in this namespace and matches the query's selectors."""
+        """Return a function that tells whether an object is in this namespace and matches the query's selectors."""
         by_label = selectors.labels(query.get("labelSelector", ""))
         by_field = selectors.fields(resource.plural, query.get("fieldSelector", ""))
         return lambda obj: namespace in {"", obj["metadata"].get("namespace", "")} and by_label(obj) and by_field(obj)
 
     def list(self, resource: Resource, namespace: str, query: Query, past: Store | None = None) -> Object:
-        """Return a collection, in pages if the query has a `limit`. As on a real server, items have no `kind`."""
+        """Return a collection, in pages if the query has a `limit`. As on a real server, items have no `kind`.
+
+        `past` is the earlier state that a stale read returns.
+        """
         store = past or self.store
         with store.changed:
             start, version = 0, store.version
@@ -88,6 +91,7 @@ class Api:
             if resource.plural == "pods":
                 new["status"] = {"phase": "Pending", "qosClass": "Guaranteed"}
                 self._demand_quota(namespace, new)
+            # The creators of Nodes and claims set their status.
             elif resource.has_status and resource.plural not in {"nodes", "persistentvolumeclaims"}:
                 new["status"] = {}
             if resource.plural == "namespaces":
@@ -124,9 +128,8 @@ class Api:
             uid = new["metadata"].get("uid", old["metadata"]["uid"])
             if uid != old["metadata"]["uid"]:  # only PUT and DELETE answer 409
                 raise resource.invalid(name, [("metadata.uid", f'Invalid value: "{uid}": field is immutable')])
-            if resource.plural != "nodes":
-                new = admission.prepare(resource, new, old)
-                self._check_schema(resource, {**new, "status": {}} if "status" in new else new)
+            new = admission.prepare(resource, new, old)
+            self._check_schema(resource, {**new, "status": {}} if "status" in new else new)
             updated = self.store.update(resource, new)
             if is_apply:
                 self._applied[old["metadata"]["uid"]] = body

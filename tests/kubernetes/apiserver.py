@@ -29,7 +29,7 @@ from tests.kubernetes.resources import ApiError, Object, Resource
 from tests.kubernetes.store import Change, Store
 
 _VERBS = {"POST": "create", "PATCH": "patch", "DELETE": "delete", "GET": "get"}
-_TICK_SECONDS = 0.25
+_TICK_SECONDS = 0.25  # how long a watch waits for a change before it looks whether it must end
 
 
 def write_kubeconfig(path: Path, cluster: Object, user: Object) -> Path:
@@ -47,7 +47,10 @@ def write_kubeconfig(path: Path, cluster: Object, user: Object) -> Path:
 
 
 class ApiServer:
-    """Serves one cluster on a free port of loopback until `close`. If `secure`, with TLS and client certificates."""
+    """Serves one cluster on a free port of loopback until `close`. If `secure`, with TLS and client certificates.
+
+    A watch without events sends a bookmark every `bookmark_seconds`.
+    """
 
     def __init__(self, bookmark_seconds: float = 1.0, *, secure: bool = False) -> None:
         self.store = Store()
@@ -141,7 +144,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         asked = _parse(self.owner.api, self.command, path, query, body)
         fault = self._fault_of(f"{asked.verb} {asked.what}")
-        if asked.resource.kind != "SelfSubjectAccessReview":
+        if asked.resource.kind != "SelfSubjectAccessReview":  # any user may ask for its own permissions
             self.owner.access.demand(
                 user, verb=asked.verb, group=asked.resource.group, what=asked.what, namespace=asked.namespace,
                 name=asked.name,

@@ -31,10 +31,10 @@ NODES = {"node-a": {"cpu": "8", "memory": "16Gi"}, "node-b": {"cpu": "8", "memor
 
 
 class FakeCluster:
-    """Two ready nodes. `folder` is for their disks."""
+    """A cluster of ready nodes. `nodes` has the resources that each offers. `folder` is for their disks."""
 
     dns_delay_seconds = 0.2
-    """How long after its Pod has an address a name resolves."""
+    """How long after a Pod got its address its name resolves."""
     dns_cache_seconds = 1.0
     """How long DNS repeats an answer, which may be the address of an earlier Pod. 30 s by default in CoreDNS."""
 
@@ -50,8 +50,8 @@ class FakeCluster:
         for name, offers in nodes.items():
             self.add_node(name, offers)
         self._closing = threading.Event()
-        self._names_since: dict[str, float] = {}
-        self._cached: dict[str, tuple[str, float]] = {}
+        self._names_since: dict[str, float] = {}  # when each line of /etc/hosts was first seen
+        self._cached: dict[str, tuple[str, float]] = {}  # DNS's answer for each line's names, and since when
         self._dns = threading.Thread(target=self._serve_dns, daemon=True)
         self._dns.start()
 
@@ -77,7 +77,7 @@ class FakeCluster:
     # What tests do
 
     def make(self, plural: str, namespace: str, name: str, **parts: object) -> Object:
-        """Create an object."""
+        """Create an object. `parts` are its fields besides `metadata`."""
         return self.api.create(BY_PLURAL[plural], namespace, {"metadata": {"name": name}, **parts})
 
     def pods(self, namespace: str = "") -> list[Object]:
@@ -144,6 +144,7 @@ class FakeCluster:
                     pod.write_hosts(pod.own_hosts() + text)
 
     def _cached_line(self, line: str, now: float) -> str:
+        """Return the line, with the earlier address of its names while DNS repeats that."""
         address, _space, names = line.partition(" ")
         known, since = self._cached.get(names, (address, now))
         if known == address or now - since >= self.dns_cache_seconds:
@@ -153,7 +154,7 @@ class FakeCluster:
 
 
 def _timestamp(at: float) -> bytes:
-    """Return a time as kubelets write it before a line: with nanoseconds."""
+    """Return a time as kubelets write it before a line: with nanoseconds. The last three digits are made up."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S.%f}789Z ".encode()
 
 

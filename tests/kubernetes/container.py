@@ -25,10 +25,11 @@ from runtime.backends.sandbox import find_bubblewrap
 from tests.kubernetes.images import Image
 from tests.kubernetes.resources import Object
 
+# Paths of this machine that every container sees, read-only.
 _SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu")
 # Folders that are links into /usr on most machines.
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_LINE_BYTES = 16384
+_LINE_BYTES = 16384  # containerd splits longer lines of output
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _HOLD_NETWORK = """
 import json, os, signal, socket, sys, threading
@@ -43,6 +44,7 @@ os.write(1, (problem or "ready").encode())
 os.close(1)
 signal.pause()
 """
+"""The program that holds a network namespace. Its argument: the address, port and socket of each server."""
 IS_ROOT = os.geteuid() == 0
 
 
@@ -80,12 +82,12 @@ def _bubblewrap_arguments(spec: ContainerSpec) -> list[str]:
     built = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session", "--as-pid-1",
              "--cap-drop", "ALL", "--clearenv", "--hostname", spec.hostname]  # fmt: skip
     if IS_ROOT:
-        of_root = () if spec.uid else ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL")
-        for capability in ("CAP_SETUID", "CAP_SETGID", *of_root):
+        root_only = () if spec.uid else ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL")
+        for capability in ("CAP_SETUID", "CAP_SETGID", *root_only):  # the first two are for `setpriv`, in `start`
             built += ["--cap-add", capability]
     else:
         built += ["--unshare-user", "--uid", str(spec.uid), "--gid", str(spec.gid)]
-    # First, because bubblewrap gives a folder that it creates for a mount the mode of what it mounts there.
+    # Create the parents of all mounts first: else bubblewrap creates them, with the mode of what it mounts there.
     targets = [*_SYSTEM, *(str(folder) for folder in spec.image.folders), *(bind.target for bind in spec.binds)]
     for parent in sorted(set().union(*map(_parents, targets)) - {"/dev", "/usr", "/proc"}):
         built += ["--perms", "0755", "--dir", parent]
@@ -149,7 +151,7 @@ class Container:
         os.close(write_end)
         with os.fdopen(read_end) as pipe:
             info = pipe.read()
-        self.pid = json.loads(info)["child-pid"] if info else 0
+        self.pid = json.loads(info)["child-pid"] if info else 0  # 0: bubblewrap failed
         self.started_at = time.time()
         for work in (self._read_output, self._limit_memory):
             threading.Thread(target=work, daemon=True).start()
@@ -166,7 +168,7 @@ class Container:
 
     def kill(self) -> None:
         """Kill all its processes."""
-        self.signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)  # the kernel then kills the rest of its PID namespace
         if not self.pid:
             self._process.kill()
 
@@ -178,6 +180,7 @@ class Container:
         # Only now, so that the log is complete when the container has ended.
         code = self._process.wait()
         self.finished_at = time.time()
+        # A process that a signal ended has 128 plus the signal's number: 137 is SIGKILL.
         self.exit_code = 137 if self.out_of_memory else code if code >= 0 else 128 - code
         self.ended.set()
         if self.on_end is not None:

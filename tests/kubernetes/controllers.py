@@ -36,7 +36,7 @@ class Pace:
 
 @dataclass
 class Controllers:
-    """A thread that reconciles until `stop`."""
+    """All controllers, in one thread that reconciles until `stop`."""
 
     api: Api
     pace: Pace = field(default_factory=Pace)
@@ -48,8 +48,8 @@ class Controllers:
         self._store = self.api.store
         self._jobs = JobController(self.api)
         self._closing = threading.Event()
-        self._since: dict[str, float] = {}
-        self.paused = threading.Event()
+        self._since: dict[str, float] = {}  # see `_has_waited`; by a Pod's UID: the last try to place it
+        self.paused = threading.Event()  # while a test has set it, nothing is reconciled
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -271,13 +271,14 @@ class Controllers:
 def make_node(api: Api, name: str, labels: dict[str, str], offers: dict[str, str]) -> None:
     """Add a ready Node with these resources."""
     allocatable = {"pods": "110", "ephemeral-storage": "100Gi", **offers}
-    api.create(BY_PLURAL["nodes"], "", {"metadata": {"name": name, "labels": labels}, "spec": {}})
 
     def offer(obj: Object) -> None:
         obj["status"] = {"capacity": allocatable, "allocatable": allocatable}
         set_condition(obj, "Ready", "True", "KubeletReady")
 
-    api.store.edit("nodes", "", name, offer)
+    with api.store.changed:  # the scheduler must not see a Node without its resources
+        api.create(BY_PLURAL["nodes"], "", {"metadata": {"name": name, "labels": labels}, "spec": {}})
+        api.store.edit("nodes", "", name, offer)
 
 
 def _claims(pod: Object) -> list[str]:

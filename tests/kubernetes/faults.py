@@ -1,6 +1,6 @@
 """Inject faults between a client and the fake API server, at the request that a test names.
 
-Every request is counted, so a test can name one that it counted before.
+Every request is recorded, so a test can count the requests of an action, and then break each of them by its number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Fault(enum.StrEnum):
     BROKEN_AFTER = "connection broken, carried out"
     TOO_MANY = "429"
     INTERNAL = "500"
-    STALE = "a read returns the state at `version`"
+    STALE = "a read returns an earlier state"
 
 
 BEFORE = {Fault.TIMEOUT_BEFORE, Fault.BROKEN_BEFORE}
@@ -46,15 +46,20 @@ class Faults:
     watch_repeats: bool = False
     """Whether a watch sends every event twice."""
     watch_lag_seconds: float = 0.0
+    """How late a watch sends events."""
     down: bool = False
     """Whether every connection breaks."""
     stale_version: int = 0
+    """The resource version whose state a read with Fault.STALE returns."""
     _armed: dict[int, Fault] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     released: threading.Event = field(default_factory=threading.Event)
 
     def arm(self, nth: int, fault: Fault, *, version: int, times: int = 1) -> None:
-        """Inject a fault into the nth request from now on (0 is the next), and into the following `times - 1`."""
+        """Inject a fault into the nth request from now on (0 is the next), and into the following `times - 1`.
+
+        `version` is the `stale_version`.
+        """
         with self.lock:
             first = len(self.calls) + nth
             self._armed = dict.fromkeys(range(first, first + times), fault)

@@ -18,7 +18,7 @@ from tests.kubernetes.real_cluster import RealSite
 from tests.kubernetes.sites import FakeSite, Site
 
 _REAL: list[RealSite] = []
-"""The real cluster while it is used: a process has one namespace there."""
+"""The real cluster while it is used. It is kept here because all tests of a process share one namespace there."""
 
 
 def real_kubeconfig() -> Path | None:

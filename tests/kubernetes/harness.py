@@ -19,11 +19,14 @@ class KubernetesHarness(RunHarness):
     """A backend with a workspace and a data set on a cluster."""
 
     resources = Resources(cpus=0.25, memory_mib=256)
-    """A small machine has room for a few."""
+    """So little that a small machine has room for several nodes."""
     deadline_seconds = 120
 
     def __init__(self, site: Site, *, watched: bool = True, **settings: Any) -> None:
-        """`watched`: whether something follows the cluster, as the console's watcher does."""
+        """Create the backend, with these settings of the cluster.
+
+        `watched`: whether a thread follows the cluster, as the console's watcher does.
+        """
         self.site = site
         self.settings = settings
         self.keeps_output = site.shared
@@ -46,7 +49,7 @@ class KubernetesHarness(RunHarness):
         return self.site.config(**{**self.settings, **changes})
 
     def another(self, **changes: Any) -> KubernetesBackend:
-        """Return a backend as another process of the console would have it."""
+        """Return a backend as another process of the console would have it. `changes` are settings of the cluster."""
         return KubernetesBackend(config=self.config(**changes), root=self.site.root / "runs")
 
     def write_script(self, source: str) -> None:
@@ -74,7 +77,7 @@ class KubernetesHarness(RunHarness):
     def left_behind(self) -> list[str]:
         """Return what deleted runs have left after a while."""
         give_up_at = time.monotonic() + 60
-        while (left := self.site.left()) and time.monotonic() < give_up_at:
+        while (left := self.site.run_objects()) and time.monotonic() < give_up_at:
             time.sleep(0.05)
         if self.site.shared:
             runs = self.site.root / "runs"

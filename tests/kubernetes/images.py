@@ -16,7 +16,9 @@ from pathlib import Path
 from tests.kubernetes.resources import Object
 
 PYTHON = "docker.io/library/python:3.11"
+"""The image that every node has."""
 TORCH = "registry.example.com/trainyard/pytorch:1"
+"""The reference under which a test adds the image with PyTorch to the registry."""
 _REFERENCE = re.compile(r"[a-z0-9./_-]+(:[0-9]+/[a-z0-9./_-]+)?(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 
 
@@ -37,7 +39,10 @@ class Image:
 
 
 def python_image(*built: Path) -> Image:
-    """Return an image with this interpreter, without the packages of the tests, and with built image folders."""
+    """Return an image with this interpreter, but without the tests' packages.
+
+    `built` are folders of built images. They are in the image too, and come first in its PATH.
+    """
     folders = (Path(os.path.realpath(sys.base_prefix)), *built)
     path = ":".join(f"{folder}/bin" for folder in reversed(folders)) + ":/usr/local/bin:/usr/bin:/bin"
     return Image(folders, {"PATH": path, "LANG": "C.UTF-8"})

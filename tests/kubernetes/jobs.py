@@ -24,8 +24,8 @@ class JobController:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._store = api.store
-        self._counted: set[str] = set()
-        self._not_before: dict[str, float] = {}
+        self._counted: set[str] = set()  # UIDs of the ended Pods that are counted
+        self._not_before: dict[str, float] = {}  # by the Job's UID: when it may create Pods again (monotonic)
 
     def reconcile(self) -> None:
         """Reconcile once."""

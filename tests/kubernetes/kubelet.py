@@ -26,6 +26,7 @@ from tests.kubernetes.volumes import MountFailedError, binds
 
 _SYNC_SECONDS = 0.25
 _RETRY_SECONDS = 0.5
+"""The pause before a failed pull or mount is tried again. A real kubelet waits for seconds, and later for minutes."""
 _MIN_GRACE_SECONDS = 2.0
 """The grace period of a container whose Pod is deleted by force."""
 T = TypeVar("T")
@@ -33,7 +34,10 @@ T = TypeVar("T")
 
 @dataclass
 class Kubelet:
-    """One node's agent. `folder` is its disk."""
+    """One node's agent. `folder` is the node's disk, and `pulled` has the images on it.
+
+    `heartbeats` are those of all nodes (`Controllers.heartbeats`). `failure` is what a thread raised.
+    """
 
     api: Api
     node: str
@@ -57,7 +61,7 @@ class Kubelet:
     def kill(self) -> None:
         """Kill the agent. Its containers keep running, and it no longer reports."""
         self.alive = False
-        self.heartbeats[self.node] = time.monotonic()
+        self.heartbeats[self.node] = time.monotonic()  # the last one
         self._thread.join()
 
     def revive(self) -> None:
@@ -145,7 +149,7 @@ class Pod:
         self.remove_if_deleted()
 
     def _run_container(self) -> Object:
-        """Return the terminated state of the container, from pull to end."""
+        """Pull the image, run the container, and return its terminated state."""
         self._edit(lambda obj: obj["status"].update(hostIP="127.0.0.1", startTime=now()))
         self._edit(lambda obj: pod_status.set_waiting(obj, "ContainerCreating"))
         container = self._pod["spec"]["containers"][0]
@@ -167,7 +171,7 @@ class Pod:
         return pod_status.terminated_state(running, (self._folder / "termination").read_bytes(), self._meta["uid"])
 
     def _wait_for_end(self, container: Container) -> None:
-        """Wait for the end. A deletion sends SIGTERM, and SIGKILL after the first grace period that it had."""
+        """Wait for the end. The first deletion sends SIGTERM, and SIGKILL after its grace period."""
         spec = self._pod["spec"]
         kill_at: float | None = None
         while not container.ended.is_set():

@@ -9,7 +9,7 @@ from tests.kubernetes.container import Container
 from tests.kubernetes.resources import ApiError, Object, timestamp
 from tests.kubernetes.store import Store
 
-_MESSAGE_BYTES = 4096
+_MESSAGE_BYTES = 4096  # a kubelet keeps so much of a termination message
 
 
 class ConfigError(Exception):

@@ -31,6 +31,7 @@ import socket, sys
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 socket.send_fds(socket.socket(fileno=0), [b"x"], [connection.fileno()])
 """
+"""Run in another network namespace: connects to a port there, and sends the connection back over stdin, a socket."""
 
 
 def dial(network: str, port: int) -> socket.socket:

@@ -24,7 +24,7 @@ class Access:
         self._users = {self.admin_token: ADMIN}
 
     def token_for(self, namespace: str, account: str) -> str:
-        """Return a new token of a service account."""
+        """Return a new token of a service account. Raises ApiError 404."""
         self._store.get("serviceaccounts", namespace, account)
         token = secrets.token_hex(8)
         self._users[token] = f"system:serviceaccount:{namespace}:{account}"

@@ -64,11 +64,12 @@ class RealSite(Site):
     def __init__(self, kubeconfig: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trainyard-k8s-"))
         self._folder.chmod(0o755)  # for a console's database, which is another user
-        self._parent = os.environ.get("TRAINYARD_TEST_HOST_PATH", "/tmp")
-        self._is_staged = False
+        self._parent = os.environ.get("TRAINYARD_TEST_HOST_PATH", "/tmp")  # of our folder on each machine
+        self._is_staged = False  # whether our folder exists there
         super().__init__(kubeconfig, f"{MARK}-{secrets.token_hex(4)}", self._folder)
-        problems = [one for one in check(self.config(), self._folder, smoke=False) if not one.ok]
-        if problems := [f"{one.name}: {one.detail} {one.remedy}" for one in problems if one.name != "namespace"]:
+        results = check(self.config(), self._folder, smoke=False)
+        failed = [one for one in results if not one.ok and one.name != "namespace"]  # it is created below
+        if problems := [f"{one.name}: {one.detail} {one.remedy}" for one in failed]:
             shutil.rmtree(self._folder)
             pytest.exit(f"The cluster of KUBECONFIG is not fit for the tests. {' '.join(problems)}", returncode=1)
         nodes = ApiClient(self.config()).list(resource_path("v1", "nodes"))["items"]

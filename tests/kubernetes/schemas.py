@@ -29,7 +29,7 @@ def validate(body: dict[str, Any], version: str) -> None:
 @cache
 def _validator(version: str, name: str) -> Draft202012Validator:
     schema = _read(version, name)
-    registry = Resource.from_contents(schema) @ (_definitions(version) @ Registry())
+    registry = Resource.from_contents(schema) @ (_definitions(version) @ Registry())  # `@` adds to the registry
     return Draft202012Validator(schema, registry=registry)
 
 

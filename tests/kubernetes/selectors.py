@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.kubernetes.resources import ApiError, Object
 
-Test = Callable[[Object], bool]
+Predicate = Callable[[Object], bool]
 _REQUIREMENT = re.compile(r"(?P<absent>!)?(?P<key>[\w./-]+)(?:(?P<sign>!=|==|=)(?P<value>[\w.-]*))?")
 _FIELDS = {
     "pods": ("spec.nodeName", "status.phase"),
@@ -15,13 +15,14 @@ _FIELDS = {
 }
 
 
-def labels(text: str) -> Test:
-    """Return whether an object matches a label selector."""
+def labels(text: str) -> Predicate:
+    """Return a function that tells whether an object matches a label selector."""
     tests = [_label_test(part.strip()) for part in text.split(",") if part.strip()]
     return lambda obj: all(test(obj["metadata"].get("labels") or {}) for test in tests)
 
 
-def _label_test(part: str) -> Test:
+def _label_test(part: str) -> Predicate:
+    """Return a function that tells whether labels meet one requirement of a selector."""
     match = _REQUIREMENT.fullmatch(part)
     if match is None:
         raise ApiError(400, "BadRequest", f"unable to parse requirement: {part!r}")
@@ -31,8 +32,8 @@ def _label_test(part: str) -> Test:
     return lambda have: (key not in have) == bool(match["absent"])
 
 
-def fields(plural: str, text: str) -> Test:
-    """Return whether an object matches a field selector."""
+def fields(plural: str, text: str) -> Predicate:
+    """Return a function that tells whether an object matches a field selector."""
     tests: list[tuple[str, bool, str]] = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"([\w.]+)(==|=|!=)(.*)", part)

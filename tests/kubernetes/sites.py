@@ -20,6 +20,7 @@ from tests.kubernetes.images import PYTHON
 
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
 TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
+"""An image with PyTorch that a real cluster can pull; empty if none is named."""
 UID = 10001
 """The user ID of the containers, to which the files of the volume belong."""
 ACCOUNT_SECONDS = 30.0
@@ -32,14 +33,14 @@ class Site:
     real = False
     """Whether it is a real cluster and not the fake one."""
     shared = True
-    """Whether Pods have the files of `root` itself."""
+    """Whether Pods see `root` itself. Otherwise they see files of their own machines."""
     late_seconds = 5.0
-    """How long after a container starts all nodes of its run may take to find each other."""
+    """How long the nodes of a run may take to find each other, once their containers have started."""
 
     def __init__(self, kubeconfig: Path, namespace: str, root: Path) -> None:
         self.kubeconfig, self.namespace, self.root = kubeconfig, namespace, root
         self.placed: dict[str, str] = {}
-        """The files of the volume, by path."""
+        """The texts of the files that `KubernetesHarness.write` has placed in the volume, by path."""
         client = self.client = kubernetes.config.new_client_from_config(str(kubeconfig))
         self.core = kubernetes.client.CoreV1Api(client)
         self.batch = kubernetes.client.BatchV1Api(client)
@@ -98,7 +99,7 @@ class Site:
         pods = self.core.list_namespaced_pod(self.namespace, label_selector=f"trainyard.dev/run={run}").items
         return sorted(pods, key=lambda pod: pod.metadata.name)
 
-    def left(self) -> list[str]:
+    def run_objects(self) -> list[str]:
         """Return the namespace's objects that belong to a run."""
         kinds = {
             "job": self.batch.list_namespaced_job,

@@ -35,12 +35,12 @@ class Change:
 
 
 class Store:
-    """Thread-safe. `changed` is notified of every change."""
+    """The objects of one cluster. Thread-safe: `changed` is its lock, and is notified of every change."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.version = 1000
-        self.compacted = 1000
+        self.compacted = 1000  # the history begins after this version
         self.history: list[Change] = []
         self._objects: dict[Key, Object] = {}
 

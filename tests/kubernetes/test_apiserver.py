@@ -26,7 +26,7 @@ def secure_server():
 
 @pytest.fixture
 def server():
-    created = ApiServer(bookmark_seconds=0.2)
+    created = ApiServer(bookmark_seconds=0.2)  # so that a watch of one second gets some
     created.api.create(created.api.resource("", "v1", "namespaces"), "", {"metadata": {"name": NAMESPACE}})
     yield created
     created.close()
@@ -51,7 +51,7 @@ def batch(server, tmp_path):
 
 
 def job(path="", value=None):
-    """Return a Job with one value changed."""
+    """Return a valid Job, except that the value at `path`, keys and indexes separated by dots, is `value`."""
     container = {"name": "node", "image": "python:3.11", "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     created = {
@@ -83,10 +83,10 @@ CONTAINER = "spec.template.spec.containers.0"
 @pytest.mark.parametrize(
     ("path", "value", "status", "message"),
     [
-        ("metadata.name", "x" * 63, 422, "invalid DNS label"),
+        ("metadata.name", "x" * 63, 422, "invalid DNS label"),  # with a Pod's index it is too long
         ("metadata.labels", {"run": "not a label"}, 422, "valid label"),
         (f"{CONTAINER}.resources.limits.cpu", "two", 422, "quantities"),
-        (f"{CONTAINER}.resources.requests", {"cpu": "2"}, 422, "cpu limit"),
+        (f"{CONTAINER}.resources.requests", {"cpu": "2"}, 422, "cpu limit"),  # the limit is 1
         (f"{CONTAINER}.volumeMounts", [{"name": "x", "mountPath": "/x"}], 422, "Not found"),
         (f"{CONTAINER}.imagee", "x", 400, "strict decoding"),
         ("spec.completions", "two", 400, "strict decoding"),
@@ -104,21 +104,21 @@ def test_only_the_placement_of_a_suspended_job_can_change(batch):
     with pytest.raises(ApiException, match="immutable"):
         batch.patch_namespaced_job("job-1-1", NAMESPACE, {"spec": {"completions": 3}})
     template = {"spec": {"nodeSelector": {"pool": "a"}}}
-    created = batch.patch_namespaced_job("job-1-1", NAMESPACE, {"spec": {"template": template, "suspend": False}})
-    assert created.spec.template.spec.node_selector == {"pool": "a"}
-    assert created.metadata.generation == 2
+    patched = batch.patch_namespaced_job("job-1-1", NAMESPACE, {"spec": {"template": template, "suspend": False}})
+    assert patched.spec.template.spec.node_selector == {"pool": "a"}
+    assert patched.metadata.generation == 2
 
 
 def test_an_outdated_version_or_uid_conflicts(api):
     first = api.create(secret("a"))
     assert first is not None
-    assert api.create(secret("a")) is None
+    assert api.create(secret("a")) is None, "it exists already"
     api.patch(f"{SECRETS}/a", {"metadata": {"annotations": {"a": "1"}}})
     for stale in ({"resourceVersion": first["metadata"]["resourceVersion"]}, {"uid": "another"}):
         with pytest.raises(ApiError) as caught:
             api.patch(f"{SECRETS}/a", {"metadata": {**stale, "annotations": {"a": "2"}}})
         assert caught.value.status == 409
-    api.delete(f"{SECRETS}/a", uid="another")
+    api.delete(f"{SECRETS}/a", uid="another")  # our client takes the conflict for an object that is gone
     assert api.get(f"{SECRETS}/a")["metadata"]["annotations"] == {"a": "1"}
 
 
@@ -129,7 +129,7 @@ def test_apply_creates_merges_and_removes(api):
 
     assert apply({"a": "1", "b": "1"}) == {"a": "1", "b": "1"}
     api.patch(resource_path("v1", "configmaps", NAMESPACE, "order"), {"data": {"c": "1"}})
-    assert apply({"a": "2"}) == {"a": "2", "c": "1"}
+    assert apply({"a": "2"}) == {"a": "2", "c": "1"}, "apply removes only what an earlier apply has set"
 
 
 def test_pages_of_a_list_show_one_snapshot(api, server):
@@ -155,9 +155,9 @@ def test_a_watch_reports_objects_that_enter_and_leave_its_selector(api, server):
         return [event["type"] for event in api.watch(SECRETS, version, 1, **query)]
 
     assert types(labelSelector="run")[:3] == ["ADDED", "MODIFIED", "DELETED"]
-    every = types()
-    assert every[:4] == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED"]
-    assert set(every[4:]) == {"BOOKMARK"}
+    without_selector = types()
+    assert without_selector[:4] == ["ADDED", "MODIFIED", "MODIFIED", "MODIFIED"]
+    assert set(without_selector[4:]) == {"BOOKMARK"}
 
 
 @pytest.mark.parametrize("form", ["client certificate", "files", "token file", "exec", "no verification"])
@@ -165,7 +165,7 @@ def test_each_form_of_kubeconfig_is_accepted(form, secure_server, tmp_path):
     certificates, token = secure_server.certificates, secure_server.access.admin_token
     cluster = {"server": secure_server.url, "certificate-authority-data": certificates.authority}
     user = dict(certificates.admin)
-    match form:
+    match form:  # "client certificate" is what these two have already
         case "files":  # relative to the kubeconfig, as minikube writes them
             for name, data in {"ca.crt": certificates.authority, **user}.items():
                 (tmp_path / name).write_bytes(base64.b64decode(data))
@@ -188,6 +188,7 @@ def test_each_form_of_kubeconfig_is_accepted(form, secure_server, tmp_path):
 
 
 def test_a_server_certificate_of_another_authority_is_refused(secure_server, tmp_path):
+    # Without an authority in the kubeconfig, those of this machine count.
     path = write_kubeconfig(tmp_path / "kubeconfig", {"server": secure_server.url}, {"token": "x"})
     with pytest.raises(BackendUnavailable, match="certificate"):
         connect(path).get("/version")

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 NAME = "job-1-1"
 NAMESPACE = "trainyard-runs"
+GRACE_SECONDS = 5
 QUICK_FAULTS = (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER, Fault.INTERNAL)
 """The faults for which a client need not wait."""
 OWNED = ("services", "configmaps", "networkpolicies")
@@ -54,7 +55,7 @@ class FakePods(FakeSite):
         # Other tests validate every object; this one creates thousands.
         self.fake.api.checks_schemas = False
         self.fake.faults.retry_after_seconds = 0
-        self.fake.controllers.heartbeats["node"] = math.inf
+        self.fake.controllers.heartbeats["node"] = math.inf  # as of a kubelet that lives
         make_node(self.fake.api, "node", {}, {"cpu": "64", "memory": "256Gi"})
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -100,28 +101,32 @@ def fake_pods(tmp_path_factory):
     site.close()
 
 
-class Faulty:
-    """A backend on the fake cluster, and the objects of its runs."""
+class FaultyCluster:
+    """A fake cluster whose requests fail as a test says, a backend on it, and the objects of the backend's run."""
 
     def __init__(self, site):
         self.site, self.fake = site, site.fake
         self.config = ClusterConfig.from_data("test", site.settings(request_seconds=1))
-        self.backend = self.another()
+        self.backend = self.new_backend()
         site.place({"workspace/train.py": "print('hello')"})
         workspace = Mount(str(site.root / "workspace"), "/workspace", read_only=False)
         self.spec = dataclasses.replace(SPEC, mounts=(workspace,))
 
-    def another(self):
+    def new_backend(self):
+        """Return a backend as a new process of the console would have it."""
         return KubernetesBackend(config=self.config, root=self.site.root / "runs")
 
     def requests(self, call, faults=QUICK_FAULTS):
-        """Call without faults; then return each of its requests, by number, with each fault."""
+        """Call without faults, and count the requests. Return all pairs of a request's number and a fault."""
         before = len(self.fake.faults.calls)
         call()
         return list(itertools.product(range(len(self.fake.faults.calls) - before), faults))
 
     def try_with(self, call, *, nth, fault, times=1, version=0):
-        """Call with a fault in one request. Return None if it raises BackendUnavailable."""
+        """Call with a fault in the nth request, and in the following `times - 1`. Return None for BackendUnavailable.
+
+        `version` is what a stale read returns; 0: the state before the call.
+        """
         self.fake.faults.arm(nth, fault, version=version or self.fake.store.version, times=times)
         try:
             return call()
@@ -139,10 +144,6 @@ class Faulty:
             assert time.monotonic() < give_up_at, [(key, item.get("status")) for key, item in self.fake.store.items()]
             time.sleep(0.01)
 
-    def running(self):
-        self.wait(lambda: self.backend.describe(NAME).phase is RunPhase.RUNNING)
-        return self.backend.describe(NAME)
-
     def assert_one_whole_run(self):
         """Check that there is one Job, with everything that it owns and its two Pods."""
         (job,) = self.find("jobs")
@@ -155,6 +156,7 @@ class Faulty:
         assert {pod["metadata"]["annotations"][INDEX] for pod in self.find("pods")} == {"0", "1"}
 
     def left(self):
+        """Return the run's objects and folders. Objects named `trainyard-...` belong to no run."""
         kinds = (*OWNED, "secrets", "jobs", "pods")
         result = [(kind, one["metadata"]) for kind in kinds for one in self.find(kind)]
         runs = [path.name for path in (self.site.root / "runs").glob("*") if not path.name.startswith(".")]
@@ -173,21 +175,24 @@ class Faulty:
         self.backend.submit(self.spec)
 
     def start(self):
+        """Submit the run, and wait until it runs."""
         self.submit()
-        self.running()
+        self.wait(lambda: self.backend.describe(NAME).phase is RunPhase.RUNNING)
 
 
 @pytest.fixture
 def cluster(fake_pods, monkeypatch):
+    # The client repeats requests without a pause, and never refuses calls because the server was just down.
     monkeypatch.setattr(client, "_RETRY", client._RETRY.new(backoff_factor=0.0, backoff_jitter=0.0))
     monkeypatch.setattr(client, "_DOWN_SECONDS", 0.0)
-    fake_pods.fake.faults.hold_seconds = 2
-    faulty = Faulty(fake_pods)
+    fake_pods.fake.faults.hold_seconds = 2  # longer than the client waits for a response (`request_seconds`)
+    faulty = FaultyCluster(fake_pods)
     yield faulty
     fake_pods.fake.faults.disarm()
     faulty.clear()
 
 
+# A client waits a second for each time-out, so these are cases of their own.
 @pytest.mark.parametrize(
     "faults", [(*QUICK_FAULTS, Fault.TOO_MANY, Fault.STALE), (Fault.TIMEOUT_BEFORE,), (Fault.TIMEOUT_AFTER,)]
 )
@@ -196,9 +201,9 @@ def test_a_submission_survives_a_fault_in_any_request(cluster, faults):
     assert len(requests) >= 7 * len(faults), "a submission makes at least seven requests"
     for nth, fault in requests:
         cluster.clear()
-        cluster.backend = cluster.another()
+        cluster.backend = cluster.new_backend()  # one that remembers nothing
         cluster.try_with(cluster.submit, nth=nth, fault=fault)
-        cluster.submit()
+        cluster.submit()  # as the console does if the first call has failed
         cluster.assert_one_whole_run()
 
 
@@ -207,18 +212,19 @@ def test_an_abandoned_submission_is_continued_or_deleted_after_any_request(clust
     """The console died, or the cluster was away for long; another process takes over."""
 
     def keys():
+        """Return the run's keys in a list; none if it has no keys yet."""
         return [one["data"] for one in cluster.find("secrets") if one["metadata"]["name"] == NAME]
 
     for nth, fault in cluster.requests(cluster.submit, (Fault.BROKEN_BEFORE, Fault.BROKEN_AFTER)):
         cluster.clear()
-        cluster.backend = cluster.another()
+        cluster.backend = cluster.new_backend()
         assert cluster.try_with(cluster.submit, nth=nth, fault=fault, times=1000) is None  # no retry helps
         with contextlib.suppress(RunNotFound):
-            assert cluster.another().describe(NAME).outcome is None
+            assert cluster.new_backend().describe(NAME).outcome is None, "a run that is not whole has not ended"
         if next_step == "delete":
             continue  # `clear` deletes it
         before = keys()
-        cluster.another().submit(cluster.spec)
+        cluster.new_backend().submit(cluster.spec)
         cluster.assert_one_whole_run()
         assert before in ([], keys()), "pods may hold the keys already"
 
@@ -227,7 +233,7 @@ def test_an_abandoned_submission_is_continued_or_deleted_after_any_request(clust
 def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
     outcome = Outcome.COMPLETED if exit_code == 0 else Outcome.CODE_FAILED
     cluster.start()
-    before = cluster.fake.store.version
+    version_while_running = cluster.fake.store.version
     requests = cluster.requests(lambda: cluster.backend.describe(NAME))
     for nth, fault in requests:
         status = cluster.try_with(lambda: cluster.backend.describe(NAME), nth=nth, fault=fault)
@@ -236,19 +242,22 @@ def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
     cluster.wait(
         lambda: any(one["type"] in {"Complete", "Failed"} for one in cluster.find("jobs")[0]["status"]["conditions"])
     )
-    for nth, fault in itertools.product(range(len(requests) // len(QUICK_FAULTS) + 2), (*QUICK_FAULTS, Fault.STALE)):
-        status = cluster.try_with(lambda: cluster.another().describe(NAME), nth=nth, fault=fault, version=before)
+    request_count = len(requests) // len(QUICK_FAULTS) + 2  # for a run that has ended, at most two more
+    for nth, fault in itertools.product(range(request_count), (*QUICK_FAULTS, Fault.STALE)):
+        status = cluster.try_with(
+            lambda: cluster.new_backend().describe(NAME), nth=nth, fault=fault, version=version_while_running
+        )
         assert status is None or status.outcome in {None, outcome}
-    assert cluster.another().describe(NAME) == cluster.backend.describe(NAME)
+    assert cluster.new_backend().describe(NAME) == cluster.backend.describe(NAME)
 
 
 def test_a_stop_survives_a_fault_in_any_request(cluster):
     cluster.start()
-    for nth, fault in cluster.requests(lambda: cluster.backend.stop(NAME, 5)):
+    for nth, fault in cluster.requests(lambda: cluster.backend.stop(NAME, GRACE_SECONDS)):
         cluster.clear()
         cluster.start()
-        cluster.try_with(lambda: cluster.backend.stop(NAME, 5), nth=nth, fault=fault)
-        cluster.backend.stop(NAME, 5)
+        cluster.try_with(lambda: cluster.backend.stop(NAME, GRACE_SECONDS), nth=nth, fault=fault)
+        cluster.backend.stop(NAME, GRACE_SECONDS)
         cluster.wait(lambda: cluster.backend.describe(NAME).phase is RunPhase.ENDED)
         assert cluster.backend.describe(NAME).outcome is Outcome.STOPPED
 
@@ -259,7 +268,7 @@ def test_a_deletion_survives_a_fault_in_any_request(cluster):
         cluster.clear()
         cluster.start()
         cluster.try_with(lambda: cluster.backend.delete(NAME), nth=nth, fault=fault)
-        cluster.clear()
+        cluster.clear()  # deletes it again
         with pytest.raises(RunNotFound):
             cluster.backend.describe(NAME)
 
@@ -282,8 +291,8 @@ def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
             time.sleep(0.3)  # long enough for every watch to meet it
             faults.down, faults.watch_drops_after = False, None
 
-    for number, names in enumerate(cluster.another().changes(stop_after_seconds=10)):
-        if number == 1:
+    for number, names in enumerate(cluster.new_backend().changes(stop_after_seconds=10)):
+        if number == 1:  # the watches have begun
             change()
         elif number > 1 and NAME in names:
             break
@@ -293,19 +302,19 @@ def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
     cluster.wait(lambda: cluster.backend.describe(NAME).outcome is Outcome.COMPLETED)
 
 
-def test_an_unavailable_cluster_raises_and_loses_nothing(cluster, tmp_path):
+def test_an_unavailable_cluster_raises_and_loses_nothing(cluster):
     cluster.start()
     cluster.fake.faults.down = True
     for call in (
-        lambda: cluster.another().describe(NAME),
-        lambda: cluster.another().names(),
-        lambda: cluster.another().capacity(),
-        lambda: cluster.another().submit(cluster.spec),
-        lambda: cluster.another().stop(NAME, 5),
-        lambda: cluster.another().delete(NAME),
+        lambda: cluster.new_backend().describe(NAME),
+        lambda: cluster.new_backend().names(),
+        lambda: cluster.new_backend().capacity(),
+        lambda: cluster.new_backend().submit(cluster.spec),
+        lambda: cluster.new_backend().stop(NAME, GRACE_SECONDS),
+        lambda: cluster.new_backend().delete(NAME),
     ):
         with pytest.raises(BackendUnavailable):
             call()
     cluster.fake.faults.disarm()
-    assert cluster.another().describe(NAME).phase is RunPhase.RUNNING
+    assert cluster.new_backend().describe(NAME).phase is RunPhase.RUNNING
     cluster.assert_one_whole_run()

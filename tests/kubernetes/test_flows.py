@@ -23,7 +23,7 @@ def flow(short_folders):
         for running in served(console):
             yield site, running
         if site.real:
-            KubernetesHarness(site).close()  # other tests use the same namespace
+            KubernetesHarness(site).close()  # deletes the runs, since other tests use the same namespace
 
 
 def test_a_purchase_survives_the_worker_and_the_watcher(flow):
@@ -32,6 +32,7 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
     buyer.patience_seconds = 240 if site.real else buyer.patience_seconds
 
     def write(name, text):
+        """Write into the customer's workspace, also on machines that do not share the console's storage."""
         site.place({str(console.workspace().relative_to(site.root) / name): text})
 
     buyer.call("PUT", "workspaces/main/files/wait.py", content=WAIT.encode())
@@ -39,12 +40,13 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
     job = buyer.start("outlives")
     buyer.running(job)
     wait_for(lambda: "began" in buyer.log(job), buyer.patience_seconds)
+    # Words in the command line of each; %h is Celery's placeholder for the machine's name.
     programs = {"worker": ["worker@%h"], "dispatcher": ["dispatcher@%h"], "watcher": ["manage.py", "watch_runs"]}
     for words in programs.values():
         processes = console.programs(*words)
         assert processes
         console.kill(*processes)
-    write("go-outlives", "")  # at once: the end of the run must not be missed
+    write("go-outlives", "")  # the run ends while nothing watches it
     ended = buyer.ended(job)
     assert (ended["state"], ended["reason"]) == ("succeeded", "completed")
     assert [attempt["number"] for attempt in ended["attempts"]] == [1]
@@ -54,5 +56,5 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
     assert set(bill["lines"]) >= {"queue", "start", "time_used"}
     assert 0 < bill["total_minor"] == ended["cost_minor"] <= ended["ceiling_minor"]
     assert buyer.call("GET", "wallet/")["held_minor"] == 0
-    wait_for(lambda: all(console.programs(*words) for words in programs.values()), 60)
+    wait_for(lambda: all(console.programs(*words) for words in programs.values()), 60)  # they are started again
     buyer.close()

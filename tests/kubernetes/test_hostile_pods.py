@@ -15,7 +15,7 @@ from tests.runtime.backends.contract import WAIT
 
 pytestmark = [
     pytest.mark.rerun_if_late("its pods are real processes, with time limits of seconds"),
-    pytest.mark.usefixtures("shared_fake"),
+    pytest.mark.usefixtures("shared_fake"),  # which skips tests on a real cluster
 ]
 
 
@@ -54,7 +54,7 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
             except OSError:
                 found["refused"] += 1
     libc = ctypes.CDLL(None, use_errno=True)
-    # SIGTERM that says it came from pid 0.
+    # SIGTERM that claims to come from pid 0, as a kubelet's does. The codes are SI_USER and SI_QUEUE.
     infos = [struct.pack("iiiiiI", signal.SIGTERM, 0, code, 0, 0, 0) for code in (0, -1)]
     infos = [ctypes.create_string_buffer(each, 128) for each in infos]
     found["queued"] = [libc.syscall(129, 1, int(signal.SIGTERM), each) for each in infos]  # rt_sigqueueinfo
@@ -75,13 +75,13 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
         open("/trainyard/launcher/launcher.pyz", "ab")
     except OSError as error:
         found["archive"] = error.strerror
-    time.sleep(2.5)
+    time.sleep(2.5)  # meanwhile the launcher takes a sample, for which it imports modules
     print(json.dumps(found))
     """
     cluster_harness.complete(source)
     found = json.loads(cluster_harness.log())
     looked = found.pop("looked")
-    assert len(looked) == 10
+    assert len(looked) == 10, "five files of each of two processes"
     assert set(looked) <= {"Permission denied", "empty"}
     secret = shared_fake.store.get("secrets", cluster_harness.site.namespace, NAME)["data"]
     assert found["digests"], "the record's signature, which is as long as a key"
@@ -107,6 +107,7 @@ def test_a_killed_launcher_is_a_code_failure(cluster_harness, shared_fake):
 
 
 def test_forged_records_are_ignored(cluster_harness):
+    """The forged one says that the node was lost, which would make the run free."""
     source = """
     import json, os, time
     causes = [{"kind": "node_lost", "code": "node_lost", "at": 1.5, "node": 0}]
@@ -143,7 +144,7 @@ def test_special_files_in_place_of_records_block_nothing(cluster_harness, shared
     """
     cluster_harness.run_to_failure(Outcome.HUNG, source, hang_seconds=4, deadline_seconds=40)
     (container,) = shared_fake.containers()
-    assert b"0\tdone\n" in container.output()
+    assert b"0\tdone\n" in container.output()  # a line of rank 0
     assert (cluster_harness.site.root / "runs" / NAME / "logs" / "stacks-0.txt").is_fifo()
 
 
@@ -157,7 +158,7 @@ def test_orphaned_processes_are_reaped_and_end_with_the_pod(cluster_harness):
                 os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", "left behind"])
             os._exit(0)
         os.wait()
-    def dead():
+    def zombies():
         found = []
         for name in os.listdir("/proc"):
             try:
@@ -167,7 +168,7 @@ def test_orphaned_processes_are_reaped_and_end_with_the_pod(cluster_harness):
             if fields[0] == "Z":
                 found.append(name)
         return found
-    while dead(): time.sleep(0.02)
+    while zombies(): time.sleep(0.02)
     print("reaped")
     """
     cluster_harness.complete(source)

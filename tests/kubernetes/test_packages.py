@@ -13,6 +13,7 @@ from tests.runtime.packages.index import Index, check_alpha
 pytestmark = pytest.mark.slow
 
 ADDRESS = ("127.99.0.1", 8080)
+"""Where Pods reach the index. The setting `package_index` must allow this network."""
 
 
 @pytest.fixture
@@ -32,11 +33,14 @@ def harness(fake_site):
     created.close()
 
 
-def install(harness, key, *requirements):
-    """Install on the bare image with one process, and take the result with another one."""
-    layer = Layer(cluster_builder.layers_root(harness.site.root / "runs"), "7", key * 64)
+def install(harness, letter, *requirements):
+    """Install a layer of organization 7 on the image `bare`; return it, the result and the log.
+
+    The layer's key is 64 times the letter. One process starts the installation, and another one collects its result.
+    """
+    layer = Layer(cluster_builder.layers_root(harness.site.root / "runs"), "7", letter * 64)
     request = InstallRequest("bare", "", requirements, memory_mib=512, disk_mib=200, seconds=90)
-    for _twice in range(2):
+    for _twice in range(2):  # the second time, it is under way
         cluster_builder.start(
             layer,
             request,
@@ -48,7 +52,7 @@ def install(harness, key, *requirements):
         )
     assert cluster_builder.has_run(layer, harness.backend)
     another = harness.another()
-    smoke_run.await_end(another, f"packages-7-{key * 12}", harness.patience)
+    smoke_run.await_end(another, f"packages-7-{letter * 12}", harness.patience)
     taken = cluster_builder.collect_result(layer, another)
     assert taken is not None
     assert not cluster_builder.has_run(layer, another)
@@ -63,10 +67,10 @@ def test_packages_are_installed_in_the_cluster_and_imported_by_runs(harness, ind
     assert "+ alpha==1.0" in log
     check_alpha(harness, layer.packages)
 
-    # A process that died before it stored the result finds it again.
+    # If the process that collected the result died before it stored it, the next one collects it again.
     assert cluster_builder.collect_result(layer, harness.backend)[0] == result
 
-    failed, result, log = install(harness, "b", "alpah")
+    failed, result, log = install(harness, "b", "alpah")  # misspelt
     assert "alpah was not found" in result.reason, log
     assert not result.is_fault
     assert not failed.is_complete

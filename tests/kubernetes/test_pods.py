@@ -24,7 +24,7 @@ from tests.runtime.images_of_ours import image_folder
 
 pytestmark = [
     pytest.mark.rerun_if_late("its pods are real processes, with time limits of seconds"),
-    pytest.mark.usefixtures("shared_fake"),
+    pytest.mark.usefixtures("shared_fake"),  # which skips tests on a real cluster
 ]
 
 
@@ -42,8 +42,8 @@ def run_folder(harness):
 
 
 @pytest.fixture
-def late_names(cluster_harness, shared_fake, monkeypatch):
-    """Start a run of two nodes whose names do not resolve; return once node 1 waits for node 0's."""
+def start_without_names(cluster_harness, shared_fake, monkeypatch):
+    """Return a function that starts a run of two nodes whose names do not resolve, and returns once node 1 waits."""
     monkeypatch.setattr(shared_fake, "dns_delay_seconds", math.inf)
 
     def start(source, **changes):
@@ -53,8 +53,8 @@ def late_names(cluster_harness, shared_fake, monkeypatch):
     return start
 
 
-def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_fake, late_names):
-    late_names(MEET + "    open('made', 'w').close()")
+def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_fake, start_without_names):
+    start_without_names(MEET + "    open('made', 'w').close()")
     assert [cluster_harness.log(rank) for rank in range(2)] == ["", ""]
     shared_fake.dns_delay_seconds = 0
     cluster_harness.wait_for_outcome(Outcome.COMPLETED)
@@ -64,20 +64,21 @@ def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_f
         assert path.stat().st_mode & 0o060 == 0o060, f"{path} can be read and written by the group"
 
 
-def test_names_that_never_resolve_end_the_start(cluster_harness, late_names):
+def test_names_that_never_resolve_end_the_start(cluster_harness, start_without_names):
+    # How long Pods may take to be scheduled, and then to start: the sum is the time for the nodes to meet.
     cluster_harness.backend = cluster_harness.another(gang_seconds=1, start_seconds=1)
-    late_names(MEET)
+    start_without_names(MEET)
     assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
 
 
-def test_a_run_is_stopped_while_its_nodes_connect(cluster_harness, late_names):
-    late_names(STUBBORN)
+def test_a_run_is_stopped_while_its_nodes_connect(cluster_harness, start_without_names):
+    start_without_names(STUBBORN)
     cluster_harness.backend.stop(NAME, 5)
     cluster_harness.wait_for_failure(Outcome.STOPPED)
     assert cluster_harness.log() == ""
 
 
-def test_horovod_reaches_the_store_of_the_first_pod(cluster_harness, shared_fake):
+def test_horovod_reaches_the_store_of_the_first_pod(cluster_harness):
     source = """
     import os, urllib.request
     place = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}/scope/key".format(**os.environ)
@@ -118,12 +119,13 @@ def test_an_elastic_run_continues_without_a_lost_pod(cluster_harness, shared_fak
     shared_fake.containers()[1].kill()
     status = cluster_harness.wait_for_end()
     assert (status.outcome, status.restarts) == (Outcome.COMPLETED, 1), cluster_harness.all_logs(NAME)
+    # Node 2 now has rank 1 of 2, after one restart.
     assert f"1 2 1 {cluster_harness.site.pods(NAME)[0].status.pod_ip}" in cluster_harness.log(2)
     assert "others []" in cluster_harness.log(2), "no process of the earlier round is left"
 
 
 def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness):
-    """The others of an elastic run do not take it for lost, which would let them continue without it."""
+    """The other nodes of the elastic run must not take it for lost: they would continue without it."""
     source = """
     import os, time
     if os.environ["RANK"] == "0":
@@ -165,38 +167,40 @@ def test_two_ranks_that_die_at_once_are_both_reported(own_harness, fake):
 # Where output goes
 
 
-def test_output_is_the_same_in_both_places_byte_for_byte_up_to_the_limit(cluster_harness, shared_fake):
+def test_the_log_file_and_stdout_get_the_same_bytes_up_to_the_limit(cluster_harness, shared_fake):
+    """Rank 0 prints random pieces, and rank 1 more than the limit."""
     source = """
     import os, random, sys
     if os.environ["RANK"] == "1":
         for number in range(200_000): print("a line that is one of very many", number)
         sys.exit()
-    made = random.Random(0)
+    pieces = random.Random(0)
     for _ in range(300):
-        data = made.randbytes(made.choice([1, 30, 4000, 20000]))
-        sys.stdout.buffer.write(data.replace(b"\\n", b"\\r") + made.choice([b"", b"\\n", b"\\n\\n"]))
+        data = pieces.randbytes(pieces.choice([1, 30, 4000, 20000]))
+        sys.stdout.buffer.write(data.replace(b"\\n", b"\\r") + pieces.choice([b"", b"\\n", b"\\n\\n"]))
         sys.stdout.buffer.flush()
     sys.stdout.buffer.write(b"no end")
     """
     limit = 4 << 20
     cluster_harness.complete(source, workers_per_node=2, log_limit_bytes=limit)
-    created = random.Random(0)
+    pieces = random.Random(0)  # the same ones as in the script
     written = b""
     for _ in range(300):
-        data = created.randbytes(created.choice([1, 30, 4000, 20000]))
-        written += data.replace(b"\n", b"\r") + created.choice([b"", b"\n", b"\n\n"])
+        data = pieces.randbytes(pieces.choice([1, 30, 4000, 20000]))
+        written += data.replace(b"\n", b"\r") + pieces.choice([b"", b"\n", b"\n\n"])
     stored, cut = ((run_folder(cluster_harness) / "logs" / f"rank-{rank}.log").read_bytes() for rank in range(2))
     assert stored == written + b"no end"
-    assert len(cut) < limit + 1000
+    assert len(cut) < limit + 1000  # the following line is beyond the limit
     assert b"[trainyard] This rank's log has reached its limit" in cut
     (container,) = shared_fake.containers()
     for rank, content in enumerate((stored, cut)):
-        assert extract_rank([container.output()], rank, 0, 2 * limit)[0] == content
+        assert extract_rank([container.output()], rank, offset=0, limit=2 * limit)[0] == content
 
 
 @pytest.mark.slow
 def test_unwritable_storage_is_reported_and_not_fatal(cluster_harness, shared_fake, monkeypatch):
     def binds(*arguments):
+        """Give the Pod 64 KiB of memory for its run's folder, which the output exceeds."""
         return tuple(
             Bind(bind.target, tmpfs_bytes=1 << 16) if bind.target == RUN_ROOT_PATH else bind
             for bind in kubelet_binds(*arguments)
@@ -207,7 +211,7 @@ def test_unwritable_storage_is_reported_and_not_fatal(cluster_harness, shared_fa
     cluster_harness.complete("for number in range(10_000): print('a line', number)")
     assert "No space left on device" in last_record(cluster_harness)["detail"]
     (container,) = shared_fake.containers()
-    assert extract_rank([container.output()], 0, 0, 1 << 20)[0].endswith(b"a line 9999\n")
+    assert extract_rank([container.output()], rank=0, offset=0, limit=1 << 20)[0].endswith(b"a line 9999\n")
 
 
 # Added to the launcher in the Pod: writes that never return, as on storage that does not respond.
@@ -233,6 +237,7 @@ def test_blocked_storage_does_not_delay_the_end_of_a_run(cluster_harness, monkey
     archive = launcher_archive.pack(Path(launcher.__file__).parent)
     monkeypatch.setattr(launcher_archive, "build", lambda: archive)
     assert cluster_harness.run(source, deadline_seconds=3).outcome is outcome, cluster_harness.all_logs(NAME)
+    # In the second case, the kubelet has the whole record before the write to storage blocks.
     assert ("did not respond" in last_record(cluster_harness)["detail"]) is (outcome is Outcome.TIME_LIMIT)
 
 
@@ -249,7 +254,7 @@ INTERPRETERS = {
 
 @pytest.fixture
 def use_folder(cluster_harness, shared_fake):
-    """Let runs use an image with this folder."""
+    """Return a function that lets runs use an image with this folder in place of the image `bare`."""
 
     def use(folder):
         shared_fake.registry.images["r.example.com/folder:1"] = python_image(folder)
@@ -268,6 +273,7 @@ def test_the_oldest_python_runs_the_archive(cluster_harness, use_folder):
     print(sys.version_info[:2])
     while not os.path.exists("/trainyard/run-root/nodes/0.samples.jsonl"): time.sleep(0.05)
     """
+    # Horovod's store and the samples need modules that other runs do not import.
     cluster_harness.complete(source, nodes=2, framework=Framework.HOROVOD)
     assert cluster_harness.log(1) == f"(3, {minor})\n"
 

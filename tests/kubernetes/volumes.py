@@ -23,7 +23,7 @@ class MountFailedError(Exception):
 
 
 def binds(store: Store, pod: Object, container: Object, folder: Path) -> tuple[Bind, ...]:
-    """Return a container's mounts. `folder` is the Pod's own on its node. Raises MountFailedError."""
+    """Return a container's mounts. `folder` is the Pod's folder on its node's disk. Raises MountFailedError."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}
     group = (pod["spec"].get("securityContext") or {}).get("fsGroup")
     new = []

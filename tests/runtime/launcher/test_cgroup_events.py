@@ -22,8 +22,8 @@ def test_kills_and_refusals_are_read_from_cgroups(tmp_path, version):
     (pids / "pids.events").write_text("max 5\nmax.imposed 7\n")
     (pids / "pids.max").write_text("512\n")
     assert read() == (3, 5, 512)
-    events.write_text("oom_kill many\n")
-    (pids / "pids.max").write_text("max\n")
+    events.write_text("oom_kill many\n")  # not a number
+    (pids / "pids.max").write_text("max\n")  # no limit
     assert read() == (0, 5, None)
 
 
@@ -47,6 +47,7 @@ UNLIMITED = {**V1, "memory/memory.limit_in_bytes": "9223372036854771712\n", "cpu
     ("files", "used"), [(V1, (200000, 2.5)), (V2, (200000, 2.5)), (UNLIMITED, (None, None)), ({}, (None, None))]
 )
 def test_usage_is_read_from_cgroups_v1_and_v2(tmp_path, files, used):
+    """`used` is memory without inactive files, and CPU seconds. A group without limits is not the container's own."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -21,7 +21,7 @@ def test_folders_are_measured_without_following_links(tmp_path):
     (inside / "folder").symlink_to(tmp_path)
     with (inside / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    os.utime(inside / "sparse", (1, 1))
+    os.utime(inside / "sparse", (1, 1))  # older than `file`
     result = disk.measure([inside], 10)
     assert 100 << 10 <= result.bytes < 200 << 10
     assert result.newest_mtime == (inside / "deep" / "file").stat().st_mtime
@@ -37,7 +37,7 @@ def test_a_measurement_continues_in_steps(tmp_path):
         assert measurement.usage is None
     assert steps > 3
     assert measurement.usage is not None
-    assert disk.measure([tmp_path], 0) is None
+    assert disk.measure([tmp_path], 0) is None, "it would take longer than 0 s"
 
 
 def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
@@ -50,11 +50,12 @@ def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
     os.close(descriptor)
     result = disk.measure([tmp_path], 10)
     assert result.is_incomplete
-    assert not [path for path in Path("/proc/self/fd").iterdir() if os.path.realpath(path).startswith(str(tmp_path))]
+    descriptors = Path("/proc/self/fd").iterdir()
+    assert not [path for path in descriptors if os.path.realpath(path).startswith(str(tmp_path))], "all are closed"
 
 
 def measure_without_privileges(code, folder):
-    """Run code that has `folder` and `disk`, as this user without the right to read every file; return its output."""
+    """Run code without root's right to read every file; return its output. It has the variables `folder` and `disk`."""
     start = f"import os, pathlib; from runtime.launcher import disk; folder = pathlib.Path({str(folder)!r})\n"
     command = [find_bubblewrap(), "--dev-bind", "/", "/", "--cap-drop", "ALL", sys.executable, "-c", start + code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -77,6 +78,7 @@ def test_files_in_folders_that_their_owner_has_closed_count(tmp_path, closed, mo
 def test_folders_that_are_closed_again_during_a_measurement_make_it_incomplete(tmp_path):
     (tmp_path / "closed").mkdir()
     (tmp_path / "closed" / "file").touch()
+    # Whenever the measurement has given itself the right to read the folder, another process closes it again.
     close_again = "grant = disk._grant_read_access\ndisk._grant_read_access = lambda *name: [grant(*name), {}]\n"
     for close in ("os.chmod(folder / 'closed', 0o300)", "os.chmod(folder / 'closed', 0o400)"):
         code = close_again.format(close) + "print(disk.measure([folder], 10).is_incomplete)"
@@ -101,11 +103,13 @@ def test_open_unlinked_files_are_measured(tmp_path):
 
 @pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["by the run", "before the run"])
 def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, available_mib, is_filled):
+    """The free space is less a reserve, so it is negative if the disk was full before the run."""
     for name in ("run", "checkpoints", "nodes"):
         (tmp_path / name).mkdir()
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
     disk_limit = disk.DiskLimit(1 << 30, folders, available_bytes=available_mib << 20, repeats=False)
     assert disk_limit.has_filled_the_disk(), "nothing was measured before the run, so in doubt it has"
+    # This measures the folders before the run.
     assert disk_limit.check(1.0, Record(tmp_path, None, node=0, address="")) is None
     for name in ("run", "checkpoints"):
         assert not disk_limit.has_filled_the_disk()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from runtime.launcher import dns as names_module
+from runtime.launcher import dns as dns_module
 from runtime.launcher.dns import qualify_name, resolve, watch_address
 
 
@@ -48,7 +48,7 @@ def test_a_name_has_its_ipv4_address_if_any(monkeypatch):
     ],
 )
 def test_pod_names_are_resolved_inside_the_cluster_only(written, asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(names_module, "_RESOLVER_CONFIG", str(tmp_path / "resolv.conf"))
-    assert qualify_name("job-1-1-0.job-1-1") == "job-1-1-0.job-1-1"
+    monkeypatch.setattr(dns_module, "_RESOLVER_CONFIG", str(tmp_path / "resolv.conf"))
+    assert qualify_name("job-1-1-0.job-1-1") == "job-1-1-0.job-1-1", "without that file, the name stays"
     (tmp_path / "resolv.conf").write_text(written)
     assert qualify_name("job-1-1-0.job-1-1") == asked

@@ -25,8 +25,8 @@ def test_tensorflow_moves_to_other_ports_together():
         (ELASTIC, [0, 1, 2], 0, False),  # node 0 coordinates the run
         (ELASTIC, [0, 2], 2, False),  # fewer than two nodes would remain
         (ELASTIC, [0, 2], 1, True),  # it is lost already
-        (ELASTIC._replace(min_nodes=0), [0, 1, 2], 1, False),
-        (ELASTIC._replace(min_nodes=3), [0, 1, 2], 1, False),
+        (ELASTIC._replace(min_nodes=0), [0, 1, 2], 1, False),  # not elastic
+        (ELASTIC._replace(min_nodes=3), [0, 1, 2], 1, False),  # fewer than three would remain
     ],
 )
 def test_an_elastic_run_can_lose_nodes_down_to_its_minimum_but_never_node_0(plan, members, node, expected):
@@ -37,21 +37,22 @@ def test_only_horovod_over_gloo_reconnects():
     assert not can_reconnect(ELASTIC)
     assert can_reconnect(ELASTIC._replace(framework="horovod"))
     assert not can_reconnect(ELASTIC._replace(framework="horovod", controller="mpi"))
-    assert not can_reconnect(PLAN._replace(framework="horovod"))
-    soft = first_round(ELASTIC).without(ELASTIC._replace(framework="horovod"), 1)
-    assert soft.soft
-    assert soft.restarted() == Round(2, [0, 2])
+    assert not can_reconnect(PLAN._replace(framework="horovod")), "the run is not elastic"
+    after_loss = first_round(ELASTIC).without(ELASTIC._replace(framework="horovod"), 1)
+    assert after_loss == Round(1, [0, 2], soft=True)
+    assert after_loss.restarted() == Round(2, [0, 2])
 
 
 def test_horovod_workers_keep_their_host_and_get_new_ranks():
     plan = ELASTIC._replace(framework="horovod")
-    following = Round(1, [0, 2], soft=True)
+    soft_round = Round(1, [0, 2], soft=True)
     # Rank and size: of all workers, on the host, and of the workers with the same local rank.
-    assert horovod_places(plan, following) == {
+    assert horovod_places(plan, soft_round) == {
         "job-1-1-0:0": "0,4,0,2,0,2",
         "job-1-1-0:1": "1,4,1,2,0,2",
         "job-1-1-2:0": "2,4,0,2,1,2",
         "job-1-1-2:1": "3,4,1,2,1,2",
     }
-    second = round_plan(plan, following.restarted())
-    assert rank_environment(second, 0)["HOROVOD_HOSTNAME"] == "job-1-1-2", "a soft round may follow the hard one"
+    # The same after a hard round, because a soft one may follow, in which workers are known by their hosts.
+    hard_plan = round_plan(plan, soft_round.restarted())
+    assert rank_environment(hard_plan, 0)["HOROVOD_HOSTNAME"] == "job-1-1-2"

@@ -44,7 +44,7 @@ class Library:
         return OK
 
     def nvmlDeviceGetPowerUsage(self, handle, filled):  # noqa: N802 - NVML's name
-        if handle.value == 17:
+        if handle.value == 16 + 1:
             return NOT_SUPPORTED
         ctypes.cast(filled, ctypes.POINTER(ctypes.c_uint))[0] = 312500
         return OK
@@ -63,6 +63,7 @@ def test_gpu_usage_is_read_without_waiting_for_the_driver():
     assert library.entered.wait(20)
     assert gpus.readings == []
     library.may_respond.set()
+    # Per cent of its time and of its memory's, bytes in use and in total, watts, degrees Celsius.
     assert wait_for(lambda: gpus.readings) == [
         Gpu(0, 90, 40, 20 << 30, 80 << 30, 312.5, 61),
         Gpu(1, 90, 40, 20 << 30, 80 << 30, None, 61),

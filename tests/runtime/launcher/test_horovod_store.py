@@ -44,6 +44,7 @@ def test_values_are_kept_until_they_are_deleted_or_a_round_begins(server, client
     assert ask(client, "DELETE", "/scope/key") == (200, b"")
     assert ask(client, "GET", "/scope/key") == (404, b"")
     ask(client, "PUT", "/global/0", b"an address")
+    # By host and local rank: the worker's rank and size among all, on its host, and among those of its local rank.
     server.assign({"a:0": "0,1,0,1,0,1"}, new_workers=True)
     assert ask(client, "GET", "/global/0") == (404, b"")
 

@@ -1,3 +1,5 @@
+"""What a Pod's first process writes to stdout for its ranks, and what happens if nobody reads it."""
+
 import os
 import selectors
 
@@ -24,7 +26,7 @@ class Listener:
         return b"".join(iter(lambda: self.reading.read(1 << 20), None))
 
     def flood(self):
-        """Write more than the pipe and the buffer hold."""
+        """Write 2000 lines, more than the pipe and the buffer hold."""
         for _ in range(2000):
             self.log_mux.write(0, LINE)
 
@@ -42,15 +44,15 @@ def test_long_lines_are_written_in_pieces_that_the_kubelet_does_not_split(listen
     for data in (output, b"\n"):
         listener.log_mux.write(0, data)
     received = listener.read()
-    assert extract_rank([received], 0, 0, 1 << 20)[0] == output + b"\n"
+    assert extract_rank([received], rank=0, offset=0, limit=1 << 20)[0] == output + b"\n"
     assert max(map(len, received.split(b"\n"))) < 16 * 1024
 
 
 def test_a_slow_reader_of_stdout_slows_ranks_and_then_misses_output(listener, monkeypatch):
     listener.flood()
     assert listener.log_mux.is_full
-    assert listener.selector.get_map()
-    monkeypatch.setattr(module, "STALL_SECONDS", -1.0)
+    assert listener.selector.get_map(), "it waits until stdout is writable"
+    monkeypatch.setattr(module, "STALL_SECONDS", -1.0)  # the reader has been slow for too long
     assert not listener.log_mux.is_full
     listener.flood()
     monkeypatch.undo()
@@ -58,7 +60,7 @@ def test_a_slow_reader_of_stdout_slows_ranks_and_then_misses_output(listener, mo
     for _ in range(100):
         received += listener.read()
         listener.log_mux.flush()
-    assert received.count(LINE) < 4000
+    assert received.count(LINE) < 4000, "of both floods"
     # The platform's own lines have "-" where others have the rank.
     assert received.endswith(b"-\t[trainyard] Output is missing here because nothing read it.\n")
     assert not listener.selector.get_map(), "a writable stdout would wake the process again and again"

@@ -15,7 +15,7 @@ def test_a_stream_in_pieces_contains_no_value(values, parts):
     mask = Mask(values)
     stream = mask.new_stream()
     whole = "".join(pieces).encode()
-    if stream is None:
+    if stream is None:  # there are no values, or only short ones
         assert mask.apply_to_bytes(whole) == whole
         return
     stored = b"".join([*(stream.feed(piece.encode()) for piece in pieces), stream.finish()])
@@ -38,6 +38,7 @@ def test_a_value_that_the_end_of_a_stream_cuts_is_replaced():
 
 
 def test_values_of_several_lines_are_replaced_line_by_line():
+    # "short" has fewer characters than a value needs. A value also counts without the spaces around it.
     mask = Mask(["-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n", "short", "with spaces  "])
     assert mask.apply_to_text("a MIIBVwIBADANBg b\\n-----END KEY-----") == "a *** b\\n***"
     assert mask.apply_to_text("short with spaces") == "short ***"

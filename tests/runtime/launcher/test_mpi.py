@@ -22,6 +22,7 @@ def test_mpirun_fills_the_nodes_in_order_and_uses_the_stub_as_ssh():
     variables = mpi.mpirun_environment(plan, "stub remote")
     assert variables["OMPI_MCA_plm_rsh_agent"] == variables["PRTE_MCA_plm_ssh_agent"] == "stub remote"
     assert variables["OMPI_MCA_btl_tcp_if_include"] == "eth1"
+    # On loopback, Open MPI chooses, because it refuses loopback between hosts.
     assert "OMPI_MCA_btl_tcp_if_include" not in mpi.mpirun_environment(plan._replace(interface="lo"), "")
 
 
@@ -37,8 +38,8 @@ def test_mpirun_is_located_beside_the_interpreter_or_in_the_path(tmp_path):
     assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun")
 
 
-def mpi_of_node_0():
-    """Return the MPI of a node, and the list of its messages to other launchers."""
+def mpi_of_node_1():
+    """Return the Mpi of PLAN's node, and the list of its messages to other launchers."""
     sent = []
     launch_plan = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
     created = mpi.Mpi(DefaultSelector(), None, launch_plan, send=sent.append, on_all_started=lambda: None)
@@ -47,8 +48,8 @@ def mpi_of_node_0():
 
 
 def test_an_mpi_command_longer_than_a_message_is_refused():
-    """JSON may double its length, and a message that is too long would disconnect the nodes."""
-    created, sent = mpi_of_node_0()
+    """A message that is too long would disconnect the nodes. JSON has six bytes for each of these characters."""
+    created, sent = mpi_of_node_1()
     answers = []
     stub = SimpleNamespace(send=answers.append)
     created._request_daemon(stub, "job-1-1-1", "\u4f60" * 300_000)
@@ -58,8 +59,8 @@ def test_an_mpi_command_longer_than_a_message_is_refused():
 
 
 def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
-    created, _sent = mpi_of_node_0()
-    created._give_up_at = float("inf")
+    created, _sent = mpi_of_node_1()
+    created._give_up_at = float("inf")  # mpirun has any time to start the ranks
     started = []
 
     def start_rank(_plan, local_rank, _variables):
@@ -80,12 +81,11 @@ def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
 
 
 def test_an_mpi_daemon_that_cannot_be_started_is_reported_as_ended(monkeypatch):
-    created, sent = mpi_of_node_0()
+    created, sent = mpi_of_node_1()
 
     def refuse(*_arguments, **_more):
         raise BlockingIOError(11, "no more processes")
 
     monkeypatch.setattr(mpi, "spawn", refuse)
-    created._node = 1
     assert created.handle_message({"type": "mpi", "id": 7, "node": 1, "command": "prted"})
     assert sent == [{"type": "mpi", "id": 7, "ended": 1}]

@@ -55,6 +55,7 @@ def run_in_image(source, *arguments):
 
 @pytest.mark.torch
 def test_an_open_tab_alone_keeps_no_notebook_open():
+    # It ends after 60 s without activity, unless a kernel works. Saving a file is activity. What a tab sends is not.
     assert run_in_image(PROBE) == [[True, False, False], [True, False, False]]
 
 

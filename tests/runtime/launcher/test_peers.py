@@ -20,7 +20,7 @@ class Hub:
 
     def __init__(self):
         self.selector = selectors.DefaultSelector()
-        self.peers = Peers(self.selector, 0, 3, TOKEN)
+        self.peers = Peers(self.selector, node=0, nodes=3, token=TOKEN)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.listener = listener
@@ -76,7 +76,7 @@ def hub():
         {"token": [TOKEN], "node": 1},
     ],
 )
-def test_connections_without_the_token_are_refused(hub, hello):
+def test_connections_without_the_token_or_the_number_of_a_missing_node_are_refused(hub, hello):
     impostor = hub.join(hello)
     hub.handle(2)  # the connection, then its hello
     assert impostor.recv(1) == b""
@@ -89,9 +89,9 @@ def test_a_silent_node_is_lost(hub, monkeypatch):
     hub.handle_timers()
     assert hub.messages == []
     monkeypatch.setattr(peers_module, "SILENCE_SECONDS", -1.0)
-    hub.handle_timers()
-    hub.handle_timers()
-    assert hub.messages == [(1, "lost")]
+    for _twice in range(2):
+        hub.handle_timers()
+    assert hub.messages == [(1, "lost")], "once"
 
 
 def test_connections_without_a_hello_are_closed(hub, monkeypatch):
@@ -126,7 +126,7 @@ def wait_for_start(hub, node):
 def node():
     """Node 1, with an event loop of its own."""
     selector = selectors.DefaultSelector()
-    started = Peers(selector, 1, 3, TOKEN, "10.0.0.2")
+    started = Peers(selector, node=1, nodes=3, token=TOKEN, address="10.0.0.2")
     started.selector = selector
     yield started
     for key in list(started.selector.get_map().values()):
@@ -148,6 +148,7 @@ def test_a_listener_that_is_not_the_hub_is_ignored_and_the_hub_is_searched_again
             connection.recv(4096)
             if behaviour == "lies":
                 connection.sendall(b'{"type": "welcome", "proof": "made up"}\n{"type": "start"}\n')
+            # Nothing comes from a silent one, so there is nothing to wait for.
             for key, _events in node.selector.select(0 if behaviour == "is silent" else 10):
                 assert node.events(key.data) == []
     node.join(hub.address)

@@ -51,13 +51,16 @@ def check_for(limits, clock, seconds, step=1.0):
 
 
 def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, record):
+    # The names of the nodes never resolve, so the launcher is not started.
     limits = PodLimits(POD_PLAN, record)
     assert check_for(limits, clock, 30) is None
     assert check_for(limits, clock, 2) == ("platform_error", "nodes_not_met")
+    # The launcher is started after 20 of the 30 s, and sends nothing.
     limits = PodLimits(POD_PLAN, record)
     clock.now += 20
     assert limits.note_launched() == 10, "seconds left for the nodes to meet"
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
+    # Its ranks have started, so it may be their doing.
     limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
     record.data["started_at"] = 1.0
@@ -79,7 +82,7 @@ def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
     limits = PodLimits(POD_PLAN, record)
     record.data["started_at"] = 1.0
     assert check_for(limits, clock, 5) is None
-    clock.now += 600
+    clock.now += 600  # no check: this process was stopped together with the launcher
     assert check_for(limits, clock, SILENCE_SECONDS) is None
     assert check_for(limits, clock, 2) == ("code_failed", "launcher_killed")
 
@@ -135,7 +138,7 @@ def test_the_exit_of_a_launcher_is_explained_by_what_came_before(clock, record, 
     assert "SIGKILL" in limits.explain_exit(KILLED).message
     counters.oom_kills = 1
     assert limits.explain_exit(KILLED).kind == "out_of_memory"
-    assert limits.explain_exit(Exit(7, 1, "")).code == "launcher_killed"
+    assert limits.explain_exit(Exit(7, 1, "")).code == "launcher_killed", "a kill for lack of memory is a SIGKILL"
 
 
 def test_the_deadline_thread_acts_only_if_the_main_thread_is_late(monkeypatch):

@@ -15,7 +15,7 @@ def run(folder, source):
     script = folder / "train.py"
     script.write_text(source)
     reading, writing = os.pipe()
-    command = [sys.executable, "-u", str(RANK), f"{writing},-1", str(script)]
+    command = [sys.executable, "-u", str(RANK), f"{writing},-1", str(script)]  # -1: steps are not counted
     done = subprocess.run(
         command, pass_fds=[writing], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -27,7 +27,7 @@ def run(folder, source):
 
 
 @pytest.mark.parametrize(
-    ("source", "fields"),
+    ("source", "fields"),  # `fields`: type, text, file, line and function; None is not compared
     [
         ("raise ValueError('wrong', 3)", ["ValueError", "('wrong', 3)", "train.py", "1", ""]),
         ("def f():\n  assert 0\nf()", ["AssertionError", "", "train.py", "2", "f"]),
@@ -48,6 +48,7 @@ def run(folder, source):
 def test_the_wrapper_reports_an_exception(tmp_path, source, fields):
     (kind, *reported), _log, code = run(tmp_path, source)
     assert kind.startswith("raised ")
+    # After these fields, `reported` has those of the chain.
     assert [result for result, wanted in zip(reported, fields, strict=False) if wanted is not None] == [
         wanted for wanted in fields if wanted is not None
     ]
@@ -60,11 +61,12 @@ def test_the_wrapper_reports_the_chain_of_exceptions(tmp_path):
         "except OSError as error: raise RuntimeError('step 5') from error\n"
     )
     reported, log, _code = run(tmp_path, source)
-    assert reported[6:] == ["RuntimeError", "step 5", "ConnectionResetError", "[Errno 104] reset"]
+    assert reported[1 + 5 :] == ["RuntimeError", "step 5", "ConnectionResetError", "[Errno 104] reset"]
     assert "rank.py" not in log
 
 
 def test_tracebacks_contain_no_frames_of_the_wrapper(tmp_path):
+    # TensorFlow puts such a traceback into the exception's text.
     text = f'Detected at node\\n  File "{RANK}", line 3, in <module>\\n\\n  File "train.py", line 1\\nwrong'
     _report, log, code = run(tmp_path, f"text = '{text}'\ndef f(): raise ValueError(text)\nf()")
     assert code == 1

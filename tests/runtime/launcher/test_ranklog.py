@@ -13,6 +13,7 @@ from runtime.launcher.ranklog import RankLog
 
 @pytest.fixture
 def open_log(tmp_path):
+    """Return a function that opens a log with a limit of bytes; it returns the log and the rank's end of its pipe."""
     opened = []
 
     def make(limit):
@@ -73,8 +74,10 @@ def test_times_are_kept_beside_the_unchanged_output(open_log, tmp_path, clock):
         os.write(writing, text.encode())
         log.pump()
     os.close(writing)
+    # The first 30 bytes, and a line break before the note that the limit is reached.
     assert (tmp_path / "rank-0.log").read_bytes()[:31] == b"one\nat once\nhalf a line\nlast\nb\n"
-    start = log_times.time.time() - 61.125
+    start = log_times.time.time() - 61.125  # the sum of the pauses
+    # "at once" came too soon after "one" for a pair of its own.
     pairs = [(0, start), (12, start + 0.125), (19, start + 60.125), (29, start + 61.125)]
     times = tmp_path / "rank-0.times"
     assert read_times(times, 0, 99) == pairs
@@ -89,10 +92,10 @@ def test_the_times_of_endless_output_stay_few(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(log_times, "_INTERVAL_SHARE", 2**-8)
     log_fd = os.open(tmp_path / "rank-0.log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     times = LogTimes(tmp_path / "rank-0.log")
-    for _second in range(100_000):  # a month, as the share is 1/256 of the real one
+    for _tick in range(100_000):  # 10,000 s stand for a month, as the share is 256 times the real one
         clock.now += 0.1
         times.note(log_fd)
-    assert (tmp_path / "rank-0.times").stat().st_size < 16 * 256 * 8  # a pair has 16 bytes
+    assert (tmp_path / "rank-0.times").stat().st_size < 2048 * PAIR.size  # so 8 MiB after a real month
     os.close(log_fd)
     times.close()
 
@@ -113,8 +116,8 @@ def test_output_does_not_need_its_times(open_log, tmp_path, replace):
         b"short",
         os.urandom(1 << 16),
         b"\xff" * (1 << 16),
-        b"".join(PAIR.pack(5, 1) for _ in range(1 << 16)),
-        b"".join(PAIR.pack(offset, 10**12) for offset in range(1 << 16, 0, -1)),
+        b"".join(PAIR.pack(5, 1) for _ in range(1 << 16)),  # all at one offset
+        b"".join(PAIR.pack(offset, 10**12) for offset in range(1 << 16, 0, -1)),  # in the wrong order
     ],
 )
 def test_damaged_times_are_read_within_bounds(tmp_path, content):

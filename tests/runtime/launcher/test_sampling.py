@@ -24,12 +24,14 @@ NETWORK = b"""Inter-|   Receive                                                |
 
 
 def process(pid, parent=1, **changes):
+    """Return a sleeping process that has used nothing, except for the changes."""
     return Process(pid, parent, "S", 1, 0.0, 0.0, 0, 0)._replace(**changes)
 
 
 def write_process(proc, pid, *, name="python", ticks=100):
     folder = proc / str(pid)
     folder.mkdir()
+    # The ticks are CPU time in user mode, in the kernel, and of ended children; the process started at tick 77.
     fields = f"S 1 1 1 0 -1 0 0 0 0 0 {ticks} 10 5 5 20 0 1 0 77"
     (folder / "stat").write_text(f"{pid} ({name}) {fields} 0 0\n")
     (folder / "io").write_text("rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n")
@@ -42,6 +44,7 @@ def test_a_process_is_read_whatever_its_name(tmp_path):
 
 
 def test_processes_belong_to_the_rank_they_descend_from():
+    # 6 descends from no rank. 7 and 8 seem to be each other's parent: one pid was reused while they were read.
     processes = {pid: process(pid, parent) for pid, parent in [(2, 1), (3, 1), (4, 2), (5, 4), (6, 1), (7, 8), (8, 7)]}
     assert group_by_rank(processes, {2: 0, 3: 1, 99: 2}) == {0: [2, 4, 5], 1: [3], 2: []}
 
@@ -68,6 +71,7 @@ def test_a_sample_covers_the_time_since_the_previous_one():
         process(3, 2, cpu_seconds=6.0),
         network=NetworkBytes(10, 20),
     )
+    # Process 2 is rank 5.
     assert sampler.sample(before, {2: 5}, {5: Counts(1, 0, 0.0, None)}) is None
     sample = sampler.sample(after, {2: 5}, {5: Counts(9, 8, 1.6, 0.4)})
     assert (sample["seconds"], sample["cpu"], sample["processes"]) == (2.0, 1.5, 2)
@@ -85,15 +89,15 @@ def test_starting_and_ending_processes_do_not_distort_samples():
         {2: 0},
         {},
     )
-    # The child that went is counted in its parent now; another one that went without a parent is counted nowhere.
+    # Process 3 has ended: what it had used is in its parent's sums now, and was in samples before. Process 4 is new.
     sample = sampler.sample(
         reading(11.0, process(2, cpu_seconds=60.0, read_bytes=1500), process(4, 2, cpu_seconds=0.5)), {2: 0}, {}
     )
     assert sample["cpu"] == 1.5
     assert sample["disk_read"] == 100
     assert sample["net_rx"] is None
-    removed = sampler.sample(reading(12.0), {}, {})
-    assert (removed["cpu"], removed["disk_read"], removed["ranks"]) == (0.0, 0, [])
+    sample = sampler.sample(reading(12.0), {}, {})
+    assert (sample["cpu"], sample["disk_read"], sample["ranks"]) == (0.0, 0, []), "all processes have ended"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ CAUSES = st.lists(
 
 
 def test_a_signed_record_can_be_read():
-    for record in (RECORD, {**RECORD, "detail": ',"signature":"0"}'}):
+    for record in (RECORD, {**RECORD, "detail": ',"signature":"0"}'}):  # a text that looks like a signature
         signed = sign_record(record, "key")
         assert json.loads(signed)["phase"] == "ended"
         assert read_record(signed + b"\n", "key", run_name="job-1-1", node=0) == record
@@ -57,11 +57,11 @@ def test_invalid_records_are_refused(signed):
 
 
 def test_stop_requests_and_records_are_not_interchangeable():
-    request = sign_stop("job-1-1", 2, "key")
+    request = sign_stop("job-1-1", 2, "key")  # to end within two seconds
     assert read_stop(request, "key", run_name="job-1-1") == 2.0
     for other in (sign_stop("job-1-1", 2, "another"), sign_stop("job-1-2", 2, "key"), sign_record(RECORD, "key"), b""):
         assert read_stop(other, "key", run_name="job-1-1") is None
-    assert read_stop(sign_stop("job-1-1", 2, ""), "", run_name="job-1-1") is None
+    assert read_stop(sign_stop("job-1-1", 2, ""), "", run_name="job-1-1") is None, "a reader without a key"
     assert read_record(request, "key", run_name="job-1-1", node=0) is None
 
 

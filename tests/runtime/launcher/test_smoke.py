@@ -35,7 +35,7 @@ def findings(folder):
 
 def single_rank_framework(all_reduce=None):
     """Return a framework for a run of one rank, where a sum over all ranks is the rank's own value."""
-    collectives = smoke.Collectives(all_reduce or (lambda values: values[0]), lambda: None)
+    collectives = smoke.Collectives(all_reduce or (lambda values: values[0]), barrier=lambda: None)
     return smoke.Framework({"framework": "fake", "version": "1", "device": "cpu"}, lambda: collectives)
 
 

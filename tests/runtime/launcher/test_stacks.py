@@ -98,7 +98,7 @@ def running(tmp_path, source):
 
 
 def capture(target):
-    """Capture stacks once, as the agent does."""
+    """Capture the stacks of a process, as rank 3, as the launcher's loop does."""
     captured = StackCapture({3: target})
     captured.start(time.monotonic())
     while not captured.is_over(time.monotonic()):
@@ -143,7 +143,7 @@ def test_a_process_that_has_ended_is_reported(tmp_path):
 
 def test_stacks_fit_in_a_message_whatever_they_contain():
     captured = StackCapture({0: CaptureTarget(1, -1)})
-    captured._output[0] = b""
+    captured._output[0] = b""  # as after `start`, which would send a signal
     captured.add_data(0, (b"  " + b"\xff" * 997 + b"\n") * 1000, 1.0)
     (text,) = captured.describe_ranks({}, {}).values()
     assert "\ufffd" in text

@@ -17,6 +17,7 @@ from tests.runtime.images_of_ours import use_image
 pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time limits of seconds")
 
 NOTHING = Counts(0, 0, 0.0, None)
+"""No calls of `step()`, no steps with a duration, their seconds, and no known part of these for communication."""
 
 
 @pytest.fixture
@@ -49,15 +50,15 @@ def test_of_several_optimizers_one_counts(counts_fd, recorder, clock):
         recorder.note_step(generator)
         clock.now += 1.0
         recorder.note_step(critic)
-    assert read_counts(counts_fd).steps == 9
-    # The first optimizer is no longer used, so the other one counts.
+    assert read_counts(counts_fd).steps == 9, "the first step has no known beginning"
+    # The first optimizer is no longer used, so the other one counts: from its third step in a row, the second one here.
     for _ in range(10):
         clock.now += 1.0
         recorder.note_step(critic)
     assert read_counts(counts_fd).calls == 10 + 9
 
 
-def test_waiting_counts_from_the_first_step_on_and_once(counts_fd, recorder, clock):
+def test_waiting_counts_from_the_first_step_on_and_once_if_calls_are_nested(counts_fd, recorder, clock):
     def wait(seconds):
         clock.now += seconds
         return "done"
@@ -74,7 +75,9 @@ def test_waiting_counts_from_the_first_step_on_and_once(counts_fd, recorder, clo
     assert read_counts(counts_fd) == Counts(3, 2, 6.0, 2.0)
     with pytest.raises(ZeroDivisionError):
         recorder.with_timing(lambda: 1 / 0)()
-    assert collective(1.0) == "done", "an error leaves nothing behind"
+    assert collective(1.0) == "done"
+    recorder.note_step(optimizer)
+    assert read_counts(counts_fd).communication == 3.0, "after an error, waiting is counted as before"
 
 
 def test_forked_processes_count_nothing(counts_fd, recorder):
@@ -105,7 +108,7 @@ def test_forked_processes_count_nothing(counts_fd, recorder):
 def test_counts_that_the_code_has_overwritten_are_ignored(counts_fd, data):
     os.ftruncate(counts_fd, 0)
     os.pwrite(counts_fd, data, 0)
-    assert read_counts(counts_fd) == read_counts(-1) == NOTHING
+    assert read_counts(counts_fd) == read_counts(-1) == NOTHING  # -1: the rank has no such file
 
 
 # Inside an interpreter
@@ -130,6 +133,7 @@ def run(tmp_path, source, counts_fd):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(source))
     reading, writing = os.pipe()
+    # The wrapper gets the pipe of its reports, the file of the counts, and the script.
     command = [sys.executable, rank.__file__, f"{writing},{counts_fd}", str(script)]
     done = subprocess.run(
         command, capture_output=True, text=True, pass_fds=[writing, counts_fd], check=False, timeout=60
@@ -160,20 +164,24 @@ def test_a_script_without_a_framework_imports_no_timer(tmp_path, counts_fd):
     assert read_counts(counts_fd) == NOTHING
 
 
-@pytest.mark.parametrize("spoilt", ["raise ImportError('no')", ""])
-def test_an_unknown_framework_version_is_not_disturbed(tmp_path, counts_fd, spoilt):
+@pytest.mark.parametrize(
+    ("module", "printed"),
+    [("raise ImportError('no')", "no import no\n"), ("", "imported torch.distributed.distributed_c10d\n")],
+    ids=["fails at its import", "lacks the functions that are timed"],
+)
+def test_an_unknown_framework_version_is_not_disturbed(tmp_path, counts_fd, module, printed):
     script = f"""
         import os, sys
         folder = os.path.dirname(os.path.abspath(__file__)) + "/torch/distributed"
         os.makedirs(folder)
         open(folder + "/__init__.py", "w").close()
-        open(folder + "/distributed_c10d.py", "w").write({spoilt!r})
+        open(folder + "/distributed_c10d.py", "w").write({module!r})
         try:
             import torch.distributed.distributed_c10d as found
             print("imported", found.__name__)
         except ImportError as error: print("no import", error)
     """
-    assert run(tmp_path, script, counts_fd) in {"no import no\n", "imported torch.distributed.distributed_c10d\n"}
+    assert run(tmp_path, script, counts_fd) == printed
 
 
 # In real training
@@ -208,7 +216,10 @@ TRAIN = """
 @pytest.mark.torch
 @pytest.mark.parametrize(("framework", "least_share"), [("pytorch", 0.55), ("horovod", 0.3)])
 def test_a_slow_rank_shows_in_the_other_ranks_waiting_time(harness, framework, least_share):
-    """With PyTorch, half of the waiting is in DDP's own reduction and half in a collective: both must be seen."""
+    """With PyTorch, rank 1 is late for DDP's own reduction and for a collective: the waits for both must be seen.
+
+    With Horovod, rank 1 is late once in a step, so the other rank waits for a smaller share of the time.
+    """
     use_image(harness, framework)
     harness.complete(
         TRAIN.replace("FRAMEWORK", repr(framework)),

@@ -46,11 +46,13 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         ({"interface": "lo", "framework": "horovod"}, {"HOROVOD_GLOO_IFACE": "lo"}),
         ({"output_dir": "/outputs"}, {"OUTPUT_DIR": "/outputs"}),
         ({"traceparent": TRACEPARENT}, {"TRACEPARENT": TRACEPARENT}),
+        # One restart so far, and two for the nodes that the run can lose.
         ({"nodes": 4, "min_nodes": 2, "addresses": ["a"] * 4}, {"TORCHELASTIC_MAX_RESTARTS": "3"}),
         ({"nodes": 4, "min_nodes": 2, "addresses": ["a"] * 4, "framework": "horovod"}, {"HOROVOD_ELASTIC": "1"}),
     ],
 )
 def test_options_of_a_plan_add_variables(changes, expected):
+    """Of the node's first rank, local rank 0."""
     assert expected.items() <= rank_environment(PLAN._replace(**changes), 0).items()
     plain = rank_environment(PLAN._replace(framework=changes.get("framework", "pytorch")), 0)
     # Without its option only TORCHELASTIC_MAX_RESTARTS is set, to the restart count.
@@ -62,12 +64,14 @@ def test_options_of_a_plan_add_variables(changes, expected):
     [("0.1", 3, "0.6"), ("1e-3", 2, "0.004"), ("0.050", 1, "0.100"), ("2e-10", 4, "1.6E-9"), ("3", 2, "12")],
 )
 def test_the_learning_rate_is_scaled_with_the_processes(lr, nodes, scaled):
+    """Each node of PLAN has two processes."""
     plan = PLAN._replace(lr=lr, node=0, nodes=nodes, addresses=["a"] * nodes, warmup_epochs=2)
     get = lambda plan: {name: value for name, value in rank_environment(plan, 0).items() if name.startswith("LR")}
     assert get(plan) == {"LR": lr, "LR_BASE": lr, "LR_WARMUP_EPOCHS": "2"}
     assert get(plan._replace(lr_scaling="linear"))["LR"] == scaled
 
 
+# Before a port, an IPv6 address needs brackets.
 @pytest.mark.parametrize(
     ("addresses", "hosts"), [(["10.0.0.1", "10.0.0.2"],) * 2, (["fd00::1", "fd00::2"], ["[fd00::1]", "[fd00::2]"])]
 )
@@ -75,7 +79,7 @@ def test_tensorflow_gets_a_cluster_of_workers(addresses, hosts):
     plan = PLAN._replace(framework="tensorflow", addresses=addresses, worker_ports=[1, 2, 3, 4])
     assert json.loads(rank_environment(plan, 0)["TF_CONFIG"]) == {
         "cluster": {"worker": [f"{hosts[0]}:1", f"{hosts[0]}:2", f"{hosts[1]}:3", f"{hosts[1]}:4"]},
-        "task": {"type": "worker", "index": 2},
+        "task": {"type": "worker", "index": 2},  # the first process of node 1
     }
 
 
@@ -86,7 +90,7 @@ HOROVOD_PLACE = {
 
 
 @pytest.mark.parametrize(("controller", "place"), [("gloo", HOROVOD_PLACE), ("mpi", {})])
-def test_horovod_gets_its_place_except_from_mpirun(controller, place):
+def test_horovod_gets_its_place_unless_mpirun_assigns_it(controller, place):
     plan = PLAN._replace(framework="horovod", controller=controller, rendezvous_port=7000)
     variables = {name: value for name, value in rank_environment(plan, 1).items() if name.startswith("HOROVOD_")}
     expected = {"CONTROLLER": controller, "CPU_OPERATIONS": controller, **place}
@@ -98,6 +102,7 @@ def test_horovod_gets_its_place_except_from_mpirun(controller, place):
     [
         (0, 0, {}),
         (0, 20, {"STALL_CHECK_TIME_SECONDS": "20"}),
+        # Without a time of its own, the warning comes after 60 s, as by Horovod's default.
         (90, 0, {"GLOO_TIMEOUT_SECONDS": "90", "STALL_SHUTDOWN_TIME_SECONDS": "90", "STALL_CHECK_TIME_SECONDS": "60"}),
         # Horovod must warn before it gives up, so the warning comes no later than the time-out.
         (30, 45, {"GLOO_TIMEOUT_SECONDS": "30", "STALL_SHUTDOWN_TIME_SECONDS": "30", "STALL_CHECK_TIME_SECONDS": "30"}),
@@ -125,6 +130,7 @@ def test_horovod_gets_the_orders_timeouts(timeout, warning, expected):
         ("print('--local_rank')", None),
         ("parser.add_argument('--local_rank_of_mine')", None),
         ("this is not Python --local_rank", None),
+        # Python's parser refuses what is nested too deeply.
         ("add_argument('--local_rank')\n" + "(" * 5000, None),
         ("x = " + "-" * 50_000 + "1 # --local_rank", None),
     ],
@@ -158,4 +164,4 @@ def test_top_level_names_of_imports_are_found():
     ],
 )
 def test_the_local_rank_flag_is_added_unless_the_arguments_have_it(arguments, flag, expected):
-    assert rank_arguments(PLAN._replace(arguments=arguments), 1, flag, {}) == expected
+    assert rank_arguments(PLAN._replace(arguments=arguments), local_rank=1, flag=flag, environment={}) == expected

@@ -39,6 +39,7 @@ def test_braces_need_a_name_and_an_end(argument):
 def test_variables_that_are_read_at_an_import_need_a_cold_start():
     for name in ("OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONHASHSEED", "TF_XLA_FLAGS", "TZ", "KERAS_BACKEND"):
         assert need_cold_start([name]), name
+    # The last two only begin like TZ and LD_...
     assert not need_cold_start(["NCCL_DEBUG", "HOROVOD_LOG_LEVEL", "WANDB_API_KEY", "TZNAME", "LDAP"])
 
 

@@ -9,6 +9,7 @@ from tests.runtime.launcher.test_topology import PLAN
 
 FRAMEWORK = "import torch\n"
 NOWHERE = "/nonexistent"
+"""A folder without modules that the script could import."""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ def test_a_script_that_sets_what_a_framework_reads_at_import_starts_cold(source,
         ("import plain\n", False),
         ("from .plain import x\n", False),
         ("import nested\n", True),
+        # What these import is not known, so it may be a framework.
         ("import package\n", True),
         ("import importlib\n", True),
         ("__import__('to' + 'rch')\n", True),
@@ -62,6 +64,7 @@ def test_a_script_that_imports_no_framework_starts_cold(tmp_path, source, is_war
 
 
 def test_forks_of_a_process_with_an_open_gpu_are_refused(tmp_path):
+    """The folder stands for /proc/self/fd."""
     (tmp_path / "0").symlink_to("/dev/null")
     forkserver.exit_if_gpu_is_open(str(tmp_path))
     (tmp_path / "7").symlink_to("/dev/nvidia-uvm")
