@@ -61,8 +61,9 @@ def test_wrong_expired_revoked_and_deleted_codes_get_one_answer(dataset, strange
             DatasetShare.objects.filter(pk=share.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
         elif kind == "revoked":
             sharing.revoke_share(share=share, user=None)
-    Dataset.objects.update(deleted_at=timezone.now())
-    for code in codes.values():
+    for kind, code in codes.items():
+        if kind == "deleted":  # the last one, since this ends all codes of the dataset
+            Dataset.objects.update(deleted_at=timezone.now())
         with pytest.raises(InvalidInput) as refused:
             accept(stranger, code)
         assert refused.value.fields == {"code": sharing.INVALID_CODE}
