@@ -85,7 +85,7 @@ def test_a_quota_delays_only_its_own_organization_and_is_checked_at_the_claim(cu
     dispatch.dispatch_queue()
     assert states(first, second, theirs) == ["starting", "queued", "starting"]
     assert "is using 2 of its 2 nodes, and this run needs 1 more" in waiting(customer, second)
-    assert start(second) is False
+    assert start(second) is False, "no claim passes the quota"
     age(second, timedelta(days=1))
     other.job()
     dispatch.dispatch_queue()
