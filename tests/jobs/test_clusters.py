@@ -175,13 +175,13 @@ def test_a_run_of_a_cluster_that_was_renamed_in_settings_is_left_alone(customer,
     assert states(far) == ["starting"]
 
 
-def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, backends, settings):
+def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(customer, settings):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
     settings.TRAINYARD_CLUSTERS = {"east": None}
     cluster.cache_clear()
     waits = customer.job()
-    NodeSpec.objects.filter(name="nano").update(cluster="west")
+    NodeSpec.objects.filter(name="nano").update(cluster="west")  # that of the job that waits
     reconciliation.reconcile()
     assert states(running, waits) == ["starting", "queued"]
     west = next(row for row in clusters.status_rows() if row.name == "west")

@@ -126,6 +126,7 @@ def test_runs_of_one_organization_are_compared(customer, backend, client):
     address = reverse("job_compare")
     both = f"{jobs[0].pk},{jobs[1].pk}"
     page = client.get(address, {"jobs": both}).text
+    # The address of a curve, both accuracies, and the learning rate in which the runs differ.
     for part in (f'data-from="/api/v1/jobs/{jobs[1].pk}/curves/"', ">0.75<", ">0.5<", ">0.2<"):
         assert part in page
     tab = client.get(reverse("job_metrics", args=[jobs[0].pk])).text

@@ -30,6 +30,7 @@ def test_a_stale_transition_writes_nothing(customer):
     assert stale.state == JobState.QUEUED
 
 
+# A hang is charged otherwise: see test_usage.
 OUTCOMES_OF_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.PLATFORM_ERROR})
 
 

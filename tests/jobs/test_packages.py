@@ -236,10 +236,10 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     job = customer.job(requirements="requirements.txt")
     packages.advance()
     installer.end(size_bytes=100 << 20)
-    layer, folder = PackageLayer.objects.get(), installer.started[-1][0]
+    layer, on_disk = PackageLayer.objects.get(), installer.started[-1][0]
     PackageLayer.objects.update(used_at=layer.used_at - packages.LAYER_RETENTION * 2)
     packages.remove_unused()
-    assert folder.is_complete
+    assert on_disk.is_complete
 
     # A new layer that does not fit evicts none that is in use.
     settings.PACKAGES_MAX_MIB = 50
@@ -253,7 +253,7 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     orders.cancel_job(membership=customer.membership, job=job)
     packages.remove_unused()
     layer.refresh_from_db()
-    assert (layer.state, folder.folder.exists()) == (States.REMOVED, False)
+    assert (layer.state, on_disk.folder.exists()) == (States.REMOVED, False)
     customer.write("requirements.txt", "einops\nujson>5\n")
     assert customer.job(requirements="requirements.txt").awaits_packages
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def customer(transactional_db, backend, sent_tasks):
+    """A customer whose rows are committed and whose tasks reach no worker."""
     return Customer(backend)
 
 

@@ -94,7 +94,7 @@ def test_unpaid_storage_is_announced_then_stops_writes_then_costs_the_oldest_fil
     assert selectors.quota_left(priced.organization) == 0
     with pytest.raises(QuotaExceeded, match="can't pay for storage"):
         orders.place_order(membership=priced.membership, quote=quote)
-    assert not Job.objects.exclude(keep_until=None).exists()
+    assert not Job.objects.exclude(keep_until=None).exists(), "no file is to be deleted yet"
 
     unpaid_for(61)  # deletions begin after 60 days, one job a day
     unpaid_for(61)

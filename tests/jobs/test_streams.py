@@ -25,6 +25,7 @@ SOON = 3.0
 
 @pytest.fixture
 def customer(transactional_db, backend, sent_tasks):
+    """A customer whose rows are committed and whose tasks reach no worker."""
     return Customer(backend)
 
 

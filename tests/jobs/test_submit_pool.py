@@ -23,7 +23,7 @@ def submitting(gate, count, *, max_concurrent, fails=()):
 
     def submit(one):
         gate.hold(one.job_id)
-        return one.job_id not in fails or 1 / 0
+        return one.job_id not in fails or 1 / 0  # an error is a failure too
 
     def work():
         with SubmitPool(submit, max_concurrent=max_concurrent) as pool:

@@ -129,10 +129,10 @@ def test_a_script_that_restarts_its_step_count_keeps_every_point_in_order(attemp
         event_files.write(folder / "tensorboard", *events)
         expected = [pytest.approx(line["loss"]) for line in RECORDS]
     else:
-        kept = RECORDS if source == "metrics file" else [{**line, "epoch": None} for line in RECORDS]
-        record(folder, *kept[:70])
+        records = RECORDS if source == "metrics file" else [{**line, "epoch": None} for line in RECORDS]
+        record(folder, *records[:70])  # the first of two reads ends within an epoch
         telemetry.ingest(attempt=attempt)
-        record(folder, *kept[70:])
+        record(folder, *records[70:])
         expected = [line["loss"] for line in RECORDS]
     points = curves(attempt)["loss"]
     assert [value for _step, value in points] == expected
