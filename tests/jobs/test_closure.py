@@ -171,7 +171,7 @@ def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(pr
         closure.complete_due()  # and is not sent again at once
         assert Refund.objects.count() == min(tries, refunds.MAX_FAILURES)
         assert balance(member) == 5000
-        Refund.objects.update(ended_at=timezone.now() - refunds.RETRY_AFTER)  # now it may be sent again
+        Refund.objects.update(ended_at=timezone.now() - refunds.RETRY_AFTER)  # so that it is sent again
     assert closure.accounts_to_pay_back() == [wallet(member.organization)]
     assert both_sides_agree(provider)
     assert broken(BROKEN_BOOKS) == {}

@@ -57,7 +57,7 @@ def ran(customer, nodes, seconds):
     job = customer.end(customer.started(nodes=nodes), Outcome.COMPLETED)
     began = timezone.now() - timedelta(days=1)
     Job.objects.filter(pk=job.pk).update(started_at=began, finished_at=began + timedelta(seconds=seconds))
-    Attempt.objects.filter(job=job).update(spans=[])
+    Attempt.objects.filter(job=job).update(spans=[])  # they have the times at which this test ran
 
 
 def test_efficiency_is_measured_by_runs_on_different_numbers_of_nodes(customer):

@@ -154,7 +154,7 @@ def ran(customer, seconds, values, **changes):
 def test_the_cost_of_a_value_is_compared_between_the_runs_of_a_script(customer, client):
     slow = ran(customer, 100, [0.2, 0.4, 0.6, 0.5])
     fast = ran(customer, 100, [0.5, 0.9], nodes=1)
-    customer.write("other.py")
+    customer.write("other.py", "print(1)")
     other = ran(customer, 100, [0.99], code_path="other.py")
     free = ran(customer, 100, [0.99])
     Quote.objects.filter(order__job=free).update(ceiling_minor=0)

@@ -51,7 +51,7 @@ def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend
     dispatch.dispatch_queue()
     assert states(job) == ["queued"]
     assert not Attempt.objects.exists()
-    assert "0 are free now" in waiting(customer, job)
+    assert "0 are free now" in waiting(customer, job), "the refusal counts, not the capacity that was read"
     backend.refuses.clear()
     dispatch.dispatch_queue()
     assert states(job) == ["starting"]

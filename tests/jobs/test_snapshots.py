@@ -121,7 +121,7 @@ def test_a_script_that_is_swapped_before_the_order_is_not_read(customer, swap, m
 
 @pytest.fixture
 def original(customer):
-    """A job in a folder, with a dataset; since then the script and the dataset have changed."""
+    """A job whose script is in a folder, with a dataset; since then the script and the dataset have changed."""
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"), number=1)
     customer.write("src/train.py", FIRST)
     job = customer.job(code_path="src/train.py", datasets=["digits"], arguments=["--seed", "1"], tags=["kept"])

@@ -92,6 +92,7 @@ async def assert_ended(events):
 
 
 def source_threads():
+    """Return the threads that follow clusters for the streams of output."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("changes-")]
 
 

@@ -82,7 +82,7 @@ ENDS_AFTER_A_CANCEL = [
     (Outcome.STOPPED, 20, 10), (Outcome.STOPPED, 21, 0), (Outcome.TIME_LIMIT, 900, 0),
 ]  # fmt: skip
 """Outcome, seconds from the request to the end, and how many of these are paid: at most the 10 s of the grace period,
-and none if the run ended more than 10 s after these."""
+and none if the run ended more than 10 s after the grace period."""
 
 
 def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
