@@ -38,7 +38,7 @@ def other(db, backend):
 
 
 @pytest.fixture
-def admin(client, customer):
+def admin(client, db):
     """A browser of a superuser."""
     client.force_login(UserFactory(is_staff=True, is_superuser=True))
     return client

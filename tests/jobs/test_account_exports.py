@@ -63,7 +63,7 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     job = customer.end(customer.started(), Outcome.COMPLETED)
     for step in range(5):
         MetricPoint.objects.create(job=job, attempt=1, name="loss", step=step, value=-0.5, at=job.finished_at)
-    _token, secret = services.create_token(membership=membership, name="=cmd()")  # a spreadsheet would run it
+    _token, secret = services.create_token(membership=membership, name="=cmd()")  # a spreadsheet would run this formula
     Secret.objects.create(organization=membership.organization, name="KEY", encrypted=b"hidden-value")
     MembershipFactory(user__email="foreign@example.com")
     texts = unpacked(account_exports.export_organization(membership=membership))
@@ -80,7 +80,7 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     wallet = [row for row in rows(texts["ledger.csv"]) if row["account"] == "wallet"]
     posted = billing.wallet(membership.organization).posted_minor
     assert sum(int(row["amount_minor"]) for row in wallet) == posted
-    assert [row["name"] for row in rows(texts["tokens.csv"])] == ["'=cmd()"]
+    assert [row["name"] for row in rows(texts["tokens.csv"])] == ["'=cmd()"], "after an apostrophe it is text"
     assert json.loads(texts["organization.json"])["secrets"] == ["KEY"]
     whole = "".join(texts.values())
     for hidden in (secret, services.token_digest(secret), "hidden-value", "foreign@example.com"):
@@ -91,11 +91,11 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
 def test_a_person_gets_their_data_after_entering_the_password(customer):
     person = MembershipFactory(organization=customer.membership.organization, role=Role.VIEWER)
     _token, secret = services.create_token(membership=person, name="laptop")
-    page = Client()
-    page.force_login(person.user)
-    password_page = page.get("/security/export/")
-    page.post(password_page.url, {"password": PASSWORD})
-    texts = unpacked(page.get("/security/export/").streaming_content)
+    browser = Client()
+    browser.force_login(person.user)
+    redirect = browser.get("/security/export/")
+    browser.post(redirect.url, {"password": PASSWORD})
+    texts = unpacked(browser.get("/security/export/").streaming_content)
     assert json.loads(texts["profile.json"])["email"] == person.user.email
     assert [row["role"] for row in rows(texts["memberships.csv"])] == ["viewer"]
     assert [row["name"] for row in rows(texts["tokens.csv"])] == ["laptop"]
@@ -103,4 +103,4 @@ def test_a_person_gets_their_data_after_entering_the_password(customer):
     whole = "".join(texts.values())
     for hidden in (secret, person.user.password, customer.membership.user.email):
         assert hidden not in whole
-    assert page.get("/organization/export/").status_code == 403
+    assert browser.get("/organization/export/").status_code == 403, "a viewer may not export the organization"

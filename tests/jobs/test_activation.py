@@ -35,7 +35,7 @@ def test_deactivation_keeps_the_balance_and_lets_runs_end(customer):
     attempt = customer.started()
     activation.deactivate(membership=customer.membership)
     assert not is_active(customer.organization)
-    assert customer.wallet.posted_minor == 100_000
+    assert customer.wallet.posted_minor == 100_000  # the customer's balance from the start
     assert customer.end(attempt, Outcome.COMPLETED).state == "succeeded"
     activation.activate(membership=customer.membership, accept_terms=True)
     assert customer.order()

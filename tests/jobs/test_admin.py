@@ -33,7 +33,7 @@ def test_jobs_and_orders_are_read_only(admin, customer):
 def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, customer):
     job = customer.job()
     page = reverse("admin:jobs_job_stop", args=[job.pk])
-    assert "cancelled it" in admin.get(page).content.decode()
+    assert "ends as if the customer had cancelled it" in admin.get(page).content.decode()
     assert "The reason must have" in admin.post(page, {"why": " "}).content.decode()
     assert not Job.objects.get().cancel_requested_at
     assert admin.post(page, {"why": "It mines coins."}).status_code == 302
@@ -52,7 +52,7 @@ def test_an_operator_reads_the_log_and_the_audit_log_says_so(admin, customer):
     assert "&lt;b&gt;rank one&lt;/b&gt;" in shown
     event = AuditEvent.objects.get(action="job.log_read_by_operator")
     assert (event.target, event.data["rank"]) == (f"job:{attempt.job_id}", 1)
-    invalid = {"rank": "9", "offset": "x"}
+    invalid = {"rank": "9", "offset": "x"}  # shows the last rank, from the start
     assert admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), invalid).status_code == 200
     page = admin.get(reverse("admin:jobs_job_change", args=[attempt.job_id])).content.decode()
     assert all(reverse(f"admin:jobs_job_{name}", args=[attempt.job_id]) in page for name in ("log", "stop"))
@@ -65,7 +65,8 @@ def test_stopping_and_reading_need_their_permissions(client, sweeper):
     job = sweep.trials.first().job
     log, stop = (reverse(f"admin:jobs_job_{name}", args=[job.pk]) for name in ("log", "stop"))
     stop_sweep = reverse("admin:jobs_sweep_stop", args=[sweep.pk])
-    # Permissions add up. The expected statuses are those of: the log, stopping the job, stopping the sweep.
+    # Permissions add up. The expected statuses are those of: the log, stopping the job, stopping the sweep. 302 means
+    # that it was stopped; the second time, the page says that the job has already ended.
     for codename, expected in (
         (None, (403, 403, 403)), ("view_job", (200, 403, 403)), ("view_sweep", (200, 403, 403)),
         ("change_job", (200, 302, 403)), ("change_sweep", (200, 200, 302)),
@@ -79,7 +80,7 @@ def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_n
     sweep = sweeper.buy(concurrency=4)
     assert admin.get(reverse("admin:jobs_sweep_changelist"), {"q": "1"}).status_code == 200
     page, stop = (reverse(f"admin:jobs_sweep_{name}", args=[sweep.pk]) for name in ("change", "stop"))
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(14):  # for any number of trials
         shown = admin.get(page).content.decode()
     assert all(reverse("admin:jobs_job_change", args=[trial.job_id]) in shown for trial in sweep.trials.all())
     assert 'name="_save"' not in shown
@@ -87,8 +88,8 @@ def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_n
     assert "no more trials" in admin.get(stop).content.decode()
     assert "The reason must have" in admin.post(stop, {"why": " "}).content.decode()
     assert admin.post(stop, {"why": "It mines coins."}).status_code == 302
-    progress.advance(sweep_pk=sweep.pk)
-    progress.advance(sweep_pk=sweep.pk)
+    for _ in range(2):  # the first cancels the jobs of the trials, the second records their ends and ends the sweep
+        progress.advance(sweep_pk=sweep.pk)
     sweep.refresh_from_db()
     assert (sweep.state, sweep.reason) == ("ended", "stopped")
     event = AuditEvent.objects.get(action="sweep.stopped_by_operator")
@@ -123,4 +124,4 @@ def test_lists_of_large_tables_count_no_rows_and_need_no_query_for_each_row(admi
         with CaptureQueriesContext(connection) as captured:
             assert admin.get(reverse(f"admin:{name}_changelist")).status_code == 200
         assert not [query["sql"] for query in captured if f'COUNT(*) AS "__count" FROM "{name}"' in query["sql"]], name
-        assert name != "jobs_job" or len(captured) <= 9
+        assert name != "jobs_job" or len(captured) <= 9  # there are 9 jobs

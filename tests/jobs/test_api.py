@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from billing.models import Hold, Quote
-from jobs import dispatch, reconciliation
+from jobs import dispatch, reconciliation, telemetry
 from jobs.models import Job, Order
 from runtime.specs import Outcome
 from tests.factories.jobs import Customer
@@ -18,6 +18,7 @@ def client(api, customer):
 
 
 def refused(answer, status, code):
+    """Return the body of an answer, which must be an error with this status and code."""
     assert answer.status_code == status, answer.content
     body = answer.json()
     assert body["code"] == code
@@ -32,7 +33,8 @@ def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backen
     offer = quote.json()
     assert set(offer) >= {"id", "currency", "lines", "estimate", "ceiling_minor", "expires_at"}
     assert set(offer["estimate"]) == {"p50_minor", "p90_minor", "basis"}
-    assert sum(line["amount_minor"] for line in offer["lines"]) == offer["ceiling_minor"] == 180
+    ceiling_minor = 180  # an hour on two nodes at 90 cents an hour
+    assert sum(line["amount_minor"] for line in offer["lines"]) == offer["ceiling_minor"] == ceiling_minor
     assert client.get(f"/api/v1/quotes/{offer['id']}/").json() == offer
 
     answer = client.post("/api/v1/orders/", {"quote": offer["id"]}, headers={"Idempotency-Key": "k"})
@@ -44,7 +46,7 @@ def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backen
     path = f"/api/v1/jobs/{job}/"
     data = client.get(path).json()
     assert (data["state"], data["waiting_for"]) == ("queued", "It starts shortly.")
-    assert client.get("/api/v1/wallet/").json()["held_minor"] == 180
+    assert client.get("/api/v1/wallet/").json()["held_minor"] == ceiling_minor
     refused(client.get(f"{path}receipt/"), 404, "not_found")
 
     dispatch.dispatch_queue()
@@ -52,14 +54,15 @@ def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backen
     backend.start(name, at=timezone.now().timestamp() - 600)
     backend.write(name, "epoch 5/10 loss 0.5\n")
     reconciliation.reconcile()
-    reconciliation.telemetry.ingest(attempt=Job.objects.get(pk=job).attempts.get())
+    telemetry.ingest(attempt=Job.objects.get(pk=job).attempts.get())
     data = client.get(path).json()
+    # In the fifth epoch, four are finished.
     assert (data["state"], data["progress"]["epoch"], data["progress"]["fraction"]) == ("running", 4, 0.4)
-    assert data["cost_minor"] == pytest.approx(30, abs=1)
+    assert data["cost_minor"] == pytest.approx(30, abs=1)  # 600 seconds on both nodes
     assert client.get(f"{path}logs/", {"rank": 0, "offset": 6}).json() == {
         "text": "5/10 loss 0.5\n", "offset": 6, "next_offset": 20, "size": 20, "eof": False,
     }  # fmt: skip
-    assert client.get(f"{path}metrics/").json() == {"metrics": {"loss": [[1, 0.5]]}}
+    assert client.get(f"{path}metrics/").json() == {"metrics": {"loss": [[1, 0.5]]}}  # [step, value]
     assert client.get(f"{path}environment/", {"rank": 1}).json()["environment"]["RANK"] == "1"
 
     backend.end(name, Outcome.COMPLETED)

@@ -36,10 +36,10 @@ def test_a_cluster_with_gpus_sells_them_if_it_responds(backend, monkeypatch):
     with transaction.atomic():
         assert seed() is True
         assert not NodeSpec.objects.filter(gpus__gt=0).exists()
-        transaction.set_rollback(True)
+        transaction.set_rollback(True)  # so that the next call finds an empty catalogue again
     gpus = Resources(32, 65536, 4, "H200")
     monkeypatch.setattr(backend, "capacity", lambda: Capacity((NodeCapacity("gpu-1", gpus, gpus),)))
     seed()
-    spec = NodeSpec.objects.get(name="gpu")
+    spec = NodeSpec.objects.get(name="gpu")  # a quarter of the machine, which has four GPUs
     assert (spec.gpus, spec.gpu_type, spec.cpus, spec.memory_mib) == (1, "H200", Decimal(8), 16384)
-    assert spec.prices.count() == 3
+    assert spec.prices.count() == 3, "per hour, per hour on many nodes, and per epoch"

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.django_db
 
 
 def start(job):
-    """Claim a job, copy its checkpoints as a worker does, and submit it. Gives whether the cluster has it."""
-    assert factories.start(job)
+    """Claim a job, copy its checkpoints as a worker does, and submit it. Return whether the cluster has it."""
+    assert factories.start(job), "nodes are kept for it while its checkpoints are copied"
     attempt = job.attempts.last()
     dispatch.copy_checkpoints(attempt.pk)
     attempt.refresh_from_db()
@@ -54,7 +54,7 @@ def test_the_first_attempt_starts_with_a_copy(customer, trained):
     assert (copy / "latest" / "weights.pt").read_bytes() == b"12345"
     assert job.checkpoints_copied_at
     assert storage.storage_used(customer.organization) == used + 5 + 4 * ENTRY_BYTES  # 5 bytes in 4 files and folders
-    assert not Allocation.objects.filter(kind=Allocation.Kinds.UPLOAD).exists()
+    assert not Allocation.objects.filter(kind=Allocation.Kinds.UPLOAD).exists(), "a finished copy needs no reservation"
     # What the run writes stays, through every further attempt and without the earlier job.
     (copy / "epoch-3" / "weights.pt").write_bytes(b"67890")
     assert (folder_of(customer, trained) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
@@ -75,7 +75,7 @@ def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, 
     for _twice in range(2):
         dispatch.dispatch_queue()
     attempt = copied.attempts.get()
-    assert sent_tasks[:2] == [("copy_checkpoints", attempt.pk)] * 2
+    assert sent_tasks[:2] == [("copy_checkpoints", attempt.pk)] * 2, "each pass requests the copy, in case one was lost"
     # Of the three nodes, two are kept for the copied job.
     assert (small.attempts.count(), large.attempts.count()) == (1, 0)
     sentence = selectors.waiting_for(selectors.job_for(customer.organization, copied.pk))
@@ -128,7 +128,7 @@ def test_a_run_that_does_not_start_leaves_no_copy(customer, trained):
         assert not folder_of(customer, job).exists()
         assert storage.storage_used(customer.organization) == used
     customer.backend.refuses.clear()
-    assert start(Job.objects.get(pk=full.pk))
+    assert start(Job.objects.get(pk=full.pk)), "a job without capacity is back in the queue"
     assert (folder_of(customer, full) / "latest").is_symlink()
 
 
@@ -138,6 +138,7 @@ def test_a_copy_that_fails_ends_the_job_at_no_charge(customer, trained, cause):
     if cause == "deleted":
         customer.backend.delete_shared(f"job-{trained.pk}")
     else:
+        # The copy has four files and folders.
         customer.quota(max_storage_bytes=storage.storage_used(customer.organization) + 2 * ENTRY_BYTES)
     assert not start(job)
     job.refresh_from_db()
@@ -167,7 +168,7 @@ def test_the_copy_of_a_job_that_never_ran_is_deleted_when_its_retention_is_over(
     attempt = dispatch.claim(job)
     dispatch.copy_checkpoints(attempt.pk)
     customer.backend.available = False
-    dispatch.submit(attempt)
+    dispatch.submit(attempt)  # does not reach the cluster
     customer.backend.available = True
     orders.cancel_job(membership=customer.membership, job=job)
     reconciliation.reconcile_job(job_pk=job.pk)

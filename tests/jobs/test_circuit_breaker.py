@@ -54,6 +54,7 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
     west = with_circuit_breaker("west", fake)
     fake.available = False
     pauses = []
+    # Note each pause, and let it last until the test ends it.
     monkeypatch.setattr(
         circuit_breaker.cache, "add", lambda key, value, pause: pauses.append(pause) or cache.set(key, value)
     )
@@ -67,7 +68,7 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
     fake.available = False
     with pytest.raises(BackendUnavailable, match="away"):
         west.names()
-    assert cache.get("cluster-failures:west") == 1
+    assert cache.get("cluster-failures:west") == 1, "the answer ended the row of failures"
 
 
 def test_a_pause_ends_only_when_the_cluster_answers(fake):

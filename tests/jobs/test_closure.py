@@ -1,4 +1,4 @@
-"""Closing an organization: nothing is lost, paid twice or kept, whenever a process is killed."""
+"""Closing an organization after its notice: nothing is lost, paid twice or kept, whenever a process is killed."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def member():
+    """The owner of an organization with an active service."""
     book()
     member = MembershipFactory()
     services.activate_service(membership=member, accept_terms=True)
@@ -56,6 +57,7 @@ def request(member):
 
 
 def end_notice():
+    """Let the time between the request and the closing be over."""
     Closure.objects.update(ends_at=timezone.now() - timedelta(seconds=1))
 
 
@@ -70,17 +72,15 @@ def test_closing_pays_back_what_was_paid_in_and_deletes_the_rest(provider, membe
     grant(member)
     DatasetFactory(organization=member.organization)
     token, _secret = services.create_token(membership=member, name="ci")
-    assert closure.payable_minor(member.organization) == 7000
-    row = request(member)
+    assert closure.payable_minor(member.organization) == 7000  # what was paid in and not refunded, without the credit
+    request(member)
     assert not services.is_active(member.organization)
-    assert closure.announce() == 1
-    assert closure.announce() == 0
+    assert [closure.announce(), closure.announce()] == [1, 0]
     assert member.user.email in mailoutbox[0].to
     assert closure.complete_due() == 0, "the notice is not over"
-    assert row.closed_at is None
+    assert Closure.objects.get().closed_at is None
     end_notice()
-    assert closure.complete_due() == 1
-    assert closure.complete_due() == 0
+    assert [closure.complete_due(), closure.complete_due()] == [1, 0]
     assert balance(member) == 0
     assert both_sides_agree(provider)
     assert provider.held() == 0
@@ -97,7 +97,7 @@ def test_closing_is_withdrawn_until_the_notice_is_over(provider, member):
     with pytest.raises(InvalidInput):
         closure.request(membership=member, confirmation="another")
     for act in (request, lambda membership: closure.withdraw(membership=membership)):
-        with pytest.raises(NotAllowed):
+        with pytest.raises(NotAllowed):  # only owners may
             act(MembershipFactory(organization=member.organization, role=Role.BILLING))
     request(member)
     for act in (
@@ -106,7 +106,7 @@ def test_closing_is_withdrawn_until_the_notice_is_over(provider, member):
     ):
         with pytest.raises(OrganizationClosing):
             act()
-    for _ in range(2):
+    for _idempotent in range(2):
         closure.withdraw(membership=member)
     assert (Closure.objects.count(), balance(member)) == (0, 5000)
     services.activate_service(membership=member, accept_terms=True)
@@ -120,7 +120,7 @@ def test_closing_is_refused_while_a_sweep_is_open(sweeper, customer):
     sweep = sweeper.buy()
     stop_sweep(membership=customer.membership, sweep=sweep)
     assert "A sweep is open" in " ".join(closure.obstacles(customer.organization))
-    for _ in range(2):
+    for _ in range(2):  # the first cancels the jobs of the trials, the second records their ends and ends the sweep
         progress.advance(sweep_pk=sweep.pk)
     assert closure.obstacles(customer.organization) == []
 
@@ -171,7 +171,7 @@ def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(pr
         closure.complete_due()  # and is not sent again at once
         assert Refund.objects.count() == min(tries, refunds.MAX_FAILURES)
         assert balance(member) == 5000
-        Refund.objects.update(ended_at=timezone.now() - refunds.RETRY_AFTER)
+        Refund.objects.update(ended_at=timezone.now() - refunds.RETRY_AFTER)  # so that it is sent again
     assert closure.accounts_to_pay_back() == [wallet(member.organization)]
     assert both_sides_agree(provider)
     assert broken(BROKEN_BOOKS) == {}
@@ -189,7 +189,7 @@ def test_closing_may_be_killed_before_any_statement(provider, member):
     while crash_at(step, closure.complete_due):
         step += 1
         assert broken(BROKEN_BOOKS) == {}
-    refunds.submit_waiting()
+    refunds.submit_waiting()  # a periodic task calls both again
     closure.complete_due()
     assert step > 20, "too few statements were interrupted"
     assert (balance(member), Closure.objects.get().problem) == (0, "")
@@ -210,4 +210,4 @@ def test_closing_happens_once_when_several_ask_at_once(provider, member):
     assert balance(member) == 0
     assert AuditEvent.objects.filter(action="organization.closed").count() == 1
     assert not Account.objects.filter(posted_minor__lt=0, kind=Account.Kinds.WALLET).exists()
-    assert Quota.objects.get().max_storage_bytes == 0
+    assert Quota.objects.get().max_storage_bytes == 0, "an upload in progress could still store files"

@@ -20,7 +20,7 @@ def figures(quote):
 
 
 def test_an_alternative_has_the_price_that_a_quote_for_it_has(customer):
-    for limits in ({"max_seconds": ""}, {"ceiling_minor": 500}, {"product": "fixed"}):
+    for limits in ({"max_seconds": ""}, {"ceiling_minor": 500}, {"product": "fixed"}):  # without a time limit, first
         quote = customer.quote(**limits)
         before = Quote.objects.count()
         compared = comparison.compare(quote)
@@ -35,9 +35,8 @@ def test_an_alternative_has_the_price_that_a_quote_for_it_has(customer):
 def test_an_alternative_that_cannot_be_quoted_says_why(customer):
     customer.quota(max_running_nodes=2)
     quote = customer.quote()
-    assert [(each.nodes, bool(each.refusal)) for each in comparison.compare(quote).by_nodes] == [
-        (1, False), (2, False), (4, True),
-    ]  # fmt: skip
+    is_refused = {each.nodes: bool(each.refusal) for each in comparison.compare(quote).by_nodes}
+    assert is_refused == {1: False, 2: False, 4: True}
     (customer.folder / "train.py").unlink()
     with pytest.raises(ChoiceUnavailable):
         comparison.compare(quote)
@@ -58,10 +57,11 @@ def ran(customer, nodes, seconds):
     job = customer.end(customer.started(nodes=nodes), Outcome.COMPLETED)
     began = timezone.now() - timedelta(days=1)
     Job.objects.filter(pk=job.pk).update(started_at=began, finished_at=began + timedelta(seconds=seconds))
-    Attempt.objects.filter(job=job).update(spans=[])
+    Attempt.objects.filter(job=job).update(spans=[])  # they have the times at which this test ran
 
 
 def test_efficiency_is_measured_by_runs_on_different_numbers_of_nodes(customer):
+    # Without measurements, twice the nodes are assumed to be 2 ** 0.8 times as fast.
     efficiency = lambda: {
         each.nodes: (each.efficiency, each.is_measured) for each in comparison.compare(customer.quote()).by_nodes
     }
@@ -85,8 +85,8 @@ def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer):
     customer.job(node_spec="medium", nodes=4, max_seconds=600)
     waiting = comparison.compare(quote).by_nodes[-1].start
     assert waiting.ahead == 1
-    assert 0 < waiting.seconds <= 1200
-    customer.quota(max_running_nodes=5)
+    assert 0 < waiting.seconds <= 1200  # the running job takes at most 600 s, and so does the one in the queue
+    customer.quota(max_running_nodes=5)  # of which two run
     assert start() == {1: "now", 2: "now", 4: "quota"}
     customer.backend.available = False
     assert set(start().values()) == {"unknown"}
@@ -98,7 +98,7 @@ def machines(*free):
 
 
 def load(nodes, seconds, cpus=1):
-    return Load(Resources(cpus, 1024 * cpus), "", nodes, seconds)
+    return Load(Resources(cpus, 1024 * cpus), kind="", nodes=nodes, seconds=seconds)
 
 
 # Capacity, running jobs, the queue that ends with the job in question, and the seconds until it starts.

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def customer(transactional_db, backend, sent_tasks):
+    """A customer whose rows are committed and whose tasks reach no worker."""
     return Customer(backend)
 
 
@@ -85,7 +86,7 @@ def test_a_process_may_be_killed_at_any_step_of_a_retry(customer):
         reconcile_twice()
         assert attempt.job.attempts.count() == 2
         finish(customer, f"job-{attempt.job_id}-2", began=time.time() - 500)
-        assert_charged_once(customer, attempt.job, minor=40)
+        assert_charged_once(customer, attempt.job, minor=40)  # both attempts took 400 s
         if not died:
             break
     assert step > 8, "too few steps were interrupted"

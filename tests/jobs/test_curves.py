@@ -62,6 +62,7 @@ def test_a_script_that_restarts_its_step_count_shows_every_point_in_order_with_i
 def test_a_reported_time_outside_of_the_run_counts_at_its_edge_and_a_fault_costs_nothing(customer):
     began = time.time() - 1000
     attempt = customer.started(at=began)
+    # A record without a time gets that at which it is read, here after the end of the run.
     metrics_file(customer, attempt, [{"loss": 1, "time": began - 500}, {"loss": 1, "time": began + 100}, {"loss": 2}])
     assert curves.curves(reloaded(attempt.job)).curves[0].cost_minor[1] > 0
     customer.end(attempt, Outcome.NODE_LOST, at=began + 200)
@@ -106,7 +107,10 @@ def test_the_name_of_a_curve_says_which_values_are_better():
 
 
 def test_curves_of_test_and_validation_data_are_offered_first(customer):
-    """A curve such as `value_loss`, of reinforcement learning, is no curve of validation data."""
+    """They come first among the curves where higher is better, and among the losses after these.
+
+    A curve such as `value_loss`, of reinforcement learning, is no curve of validation data.
+    """
     job = customer.started().job
     for name in ("value_loss", "val_loss", "test_accuracy", "policy_loss", "eval/loss", "accuracy", "lr"):
         MetricPoint.objects.create(job=job, attempt=1, name=name, step=1, value=0.5, at=job.queued_at)
@@ -122,6 +126,7 @@ def test_runs_of_one_organization_are_compared(customer, backend, client):
     address = reverse("job_compare")
     both = f"{jobs[0].pk},{jobs[1].pk}"
     page = client.get(address, {"jobs": both}).text
+    # The address of a curve, both accuracies, and the learning rate in which the runs differ.
     for part in (f'data-from="/api/v1/jobs/{jobs[1].pk}/curves/"', ">0.75<", ">0.5<", ">0.2<"):
         assert part in page
     tab = client.get(reverse("job_metrics", args=[jobs[0].pk])).text
@@ -149,11 +154,12 @@ def ran(customer, seconds, values, **changes):
 def test_the_cost_of_a_value_is_compared_between_the_runs_of_a_script(customer, client):
     slow = ran(customer, 100, [0.2, 0.4, 0.6, 0.5])
     fast = ran(customer, 100, [0.5, 0.9], nodes=1)
-    other = customer.write("other.py", "print(1)") or ran(customer, 100, [0.99], code_path="other.py")
+    customer.write("other.py", "print(1)")
+    other = ran(customer, 100, [0.99], code_path="other.py")
     free = ran(customer, 100, [0.99])
     Quote.objects.filter(order__job=free).update(ceiling_minor=0)
-    goal, found = cost_analysis.costs_of_value(cost_analysis.comparable_jobs(reloaded(slow), 7), "accuracy")
-    assert goal == 0.6
+    goal, found = cost_analysis.costs_of_value(cost_analysis.comparable_jobs(reloaded(slow), limit=7), "accuracy")
+    assert goal == 0.6, "the best value of the first run"
     assert [each.job.pk for each in found] == [slow.pk, fast.pk]
     assert [each.reached_seconds for each in found] == pytest.approx([30, 20], abs=0.1)
     hourly = float(slow.order.quote.terms["hourly"])

@@ -10,7 +10,7 @@ from django.utils import timezone
 from console.accounts.models import AuditEvent
 from console.accounts.roles import Role
 from jobs import details, expiry, orders, reconciliation, results
-from jobs.models import DeletionNotice, Job
+from jobs.models import Attempt, DeletionNotice, Job
 from runtime.specs import Outcome
 from storage.models import Allocation
 from tests.factories.accounts import MembershipFactory
@@ -25,7 +25,7 @@ def patch(api, customer, job, **body):
 
 
 def age(job, by):
-    """Move the job's end into the past."""
+    """Move the job's end into the past, and store when its files are deleted then."""
     Job.objects.filter(pk=job.pk).update(finished_at=timezone.now() - by)
     results.measure(job)
 
@@ -43,7 +43,7 @@ def test_details_are_changed_and_jobs_found_by_them(api, customer, other):
         None,
     )
     assert AuditEvent.objects.get(action="job.changed").data == {"fields": ["notes", "tags"]}
-    assert patch(api, customer, job, name="").json()["name"] == "train.py"
+    assert patch(api, customer, job, name="").json()["name"] == "train.py"  # the script's, as for an order without one
     assert customer.job(tags="a, b c").tags == ["a", "b", "c"]
     other.job(tags=["mnist"])
 
@@ -60,7 +60,8 @@ BEYOND = {
     "tags": ([f"t{number}" for number in range(21)], ["x" * 41], ["Upper"], [""], [1], {}),
     "notes": ("x" * 5001, "\ud800", []),
     "keep_until": (
-        "soon", "2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z", 5, "9999-12-31T23:59:59-23:59",
+        "soon", "2020-01-01T00:00:00Z", "2099-01-01T00:00:00Z", 5,
+        "9999-12-31T23:59:59-23:59",  # in UTC a day later, which Python cannot represent
     ),
 }  # fmt: skip
 
@@ -90,7 +91,7 @@ def test_files_are_kept_until_the_chosen_time(api, customer):
     assert (answer.status_code, answer.json()["code"]) == (409, "quota_exceeded")
     assert "quota is used up" in answer.json()["fields"]["keep_until"]
     assert patch(api, customer, job, keep_until=(timezone.now() + DAY).isoformat()).status_code == 200
-    assert patch(api, customer, job, keep_until=None).status_code == 200
+    assert patch(api, customer, job, keep_until=None).status_code == 200  # back to the default, which is over
     assert "deleted" in patch(api, customer, job, keep_until=later.isoformat()).json()["fields"]["keep_until"]
     reconciliation.delete_old_runs()
     assert not customer.backend.names()
@@ -99,11 +100,11 @@ def test_files_are_kept_until_the_chosen_time(api, customer):
 def test_files_of_an_open_job_stay_whatever_time_was_chosen_and_get_their_retention_after_its_end(customer):
     attempt = customer.started()
     Job.objects.update(keep_until=timezone.now() - DAY)
-    type(attempt).objects.update(finished_at=timezone.now() - 99 * DAY)
+    Attempt.objects.update(finished_at=timezone.now() - 99 * DAY)  # as if the job waited long for its retry
     reconciliation.delete_old_runs()
     assert attempt.run_name in customer.backend.names()
     Job.objects.update(keep_until=None)
-    type(attempt).objects.update(finished_at=None)
+    Attempt.objects.update(finished_at=None)
     job = customer.end(attempt, Outcome.NODE_LOST)
     (customer.backend.run_folder(attempt.run_name) / "log").write_bytes(b"x")
     results.count_storage(job.pk)
@@ -126,6 +127,7 @@ def test_the_deletion_is_announced_once_to_those_who_can_save_the_files(api, cus
     for words in (f"#{jobs[0].pk} soon", f"#{jobs[1].pk} also soon", f"/jobs/{jobs[0].pk}/"):
         assert words in message.body
     assert "fresh" not in message.body
+    # Another time of deletion needs another notice.
     patch(api, customer, jobs[0], keep_until=(timezone.now() + 20 * DAY).isoformat())
     assert expiry.announce() == 0
     patch(api, customer, jobs[0], keep_until=(timezone.now() + 2 * DAY).isoformat())

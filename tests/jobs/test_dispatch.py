@@ -51,7 +51,7 @@ def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend
     dispatch.dispatch_queue()
     assert states(job) == ["queued"]
     assert not Attempt.objects.exists()
-    assert "0 are free now" in waiting(customer, job)
+    assert "0 are free now" in waiting(customer, job), "the refusal counts, not the capacity that was read"
     backend.refuses.clear()
     dispatch.dispatch_queue()
     assert states(job) == ["starting"]
@@ -84,11 +84,11 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_job_free_if_it_pers
     dispatch.dispatch_queue()
     assert states(broken, fine) == ["starting", "starting"]
     assert "could not be started" in caplog.text
-    for _ in range(3):
+    for _attempt in range(3):  # a job that platform faults end has up to three
         Attempt.objects.filter(job=broken, finished_at=None).update(
             claimed_at=timezone.now() - dispatch.SUBMIT_RETRY_PERIOD * 2
         )
-        for _reconciliation in range(2):
+        for _ in range(2):  # the first ends the attempt, the second starts the next one
             reconciliation.reconcile()
     broken.refresh_from_db()
     assert (broken.state, broken.reason) == ("failed", EndReason.PLATFORM_ERROR)
@@ -102,7 +102,7 @@ def test_an_unavailable_cluster_at_any_call_is_repaired_by_reconciliation(custom
 
 
 def assert_repaired(customer, backend, monkeypatch, call, moment):
-    """A job in a state, while one call of the backend fails during a reconciliation, still ends and is charged once."""
+    """Let one call of the backend fail during a reconciliation of a job in a state: the job ends, charged once."""
     job = customer.job()
     if moment != "queued":
         start(job)
@@ -154,14 +154,14 @@ def test_a_cancel_between_claim_and_submit_stops_the_run(customer, backend, has_
 def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_reconciliation(
     customer, backend, monkeypatch, caplog
 ):
-    unknown, unreadable = customer.started(nodes=1), customer.started(nodes=1)
-    for attempt in (unknown, unreadable):
+    without_status, without_output = customer.started(nodes=1), customer.started(nodes=1)
+    for attempt in (without_status, without_output):
         backend.end(attempt.run_name, Outcome.COMPLETED)
     describe = backend.describe
-    monkeypatch.setattr(backend, "describe", lambda name: 1 / 0 if name == unknown.run_name else describe(name))
+    monkeypatch.setattr(backend, "describe", lambda name: 1 / 0 if name == without_status.run_name else describe(name))
     monkeypatch.setattr("jobs.telemetry.ingest", lambda **_options: 1 / 0)
     reconciliation.reconcile()
-    assert states(unknown.job, unreadable.job) == ["running", "succeeded"]
+    assert states(without_status.job, without_output.job) == ["running", "succeeded"]
     assert Receipt.objects.count() == 1
     assert "could not be read" in caplog.text
 
@@ -176,6 +176,7 @@ def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
         Attempt.objects.filter(pk=attempt.pk).update(finished_at=finished_at, reason=EndReason.NODE_LOST)
     reconciliation.reconcile()
     assert {backend.describe(attempt.run_name).phase for attempt in attempts} == {RunPhase.STOPPING}
+    # The run without a job is deleted, that of somebody else is left alone.
     assert backend.names() == sorted(["bench-1", *(attempt.run_name for attempt in attempts)])
 
 

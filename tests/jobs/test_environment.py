@@ -123,8 +123,9 @@ def test_dollar_signs_of_older_orders_keep_their_meaning(customer):
         del quote.purchase[name]
     quote.save()
     job = orders.place_order(membership=customer.membership, quote=quote).job
-    escaped = (["--path", "$$HOME", "a$$"], True)
+    escaped = (["--path", "$$HOME", "a$$"], True)  # the same arguments as they are written now
     assert (job.arguments, job.expands_arguments) == escaped
+    # A job that the version before created:
     Job.objects.filter(pk=job.pk).update(expands_arguments=False, arguments=quote.purchase["arguments"])
     job.refresh_from_db()
     start(job)
@@ -138,7 +139,7 @@ def test_the_quote_says_the_learning_rate_that_the_code_gets(customer, api):
     client = api(customer.membership)
     form = customer.form(lr="0.1", lr_scaling="linear", warmup_epochs=3, nodes=3, workers_per_node=2, notes="A\r\nB")
     quoted = client.post("/api/v1/quotes/", form).json()
-    assert (quoted["learning_rate"], quoted["global_batch_size"]) == ("0.6", 192)
+    assert (quoted["learning_rate"], quoted["global_batch_size"]) == ("0.6", 192)  # of 6 ranks: 6 times 0.1, 6 times 32
     job = orders.place_order(membership=customer.membership, quote=Quote.objects.get(pk=quoted["id"])).job
     seen = selectors.environment(job)
     assert {name: seen[name] for name in ("LR", "LR_BASE", "LR_WARMUP_EPOCHS")} == {
@@ -147,7 +148,8 @@ def test_the_quote_says_the_learning_rate_that_the_code_gets(customer, api):
     assert job.notes == "A\nB"
     again = orders.rerun(membership=customer.membership, job=job, changes={"nodes": 1}).job
     assert (again.lr_scaling, again.warmup_epochs, selectors.environment(again)["LR"]) == ("linear", 3, "0.2")
-    assert client.post("/api/v1/quotes/", form | {"warmup_epochs": 11}).json()["fields"].keys() == {"warmup_epochs"}
+    too_long = form | {"warmup_epochs": 11}  # the training has 10 epochs
+    assert client.post("/api/v1/quotes/", too_long).json()["fields"].keys() == {"warmup_epochs"}
 
 
 def test_the_environment_is_known_before_the_purchase(customer, api):

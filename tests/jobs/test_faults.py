@@ -56,12 +56,13 @@ def backend(monkeypatch, tmp_path, bare_images):
 
 @pytest.fixture
 def customer(transactional_db, backend, sent_tasks):
+    """A customer whose rows are committed and whose tasks reach no worker."""
     return Customer(backend)
 
 
 def killed(call, owner, name, after):
     """Call in a worker process, which is killed before or after it calls the function `owner.name`."""
-    connection.close()
+    connection.close()  # a connection cannot be shared with a fork
     worker = os.fork()
     if not worker:
         try:
@@ -82,7 +83,7 @@ def killed(call, owner, name, after):
 
 
 def ended(backend, job, seconds=60):
-    """Reconcile at every change of the cluster until the job has ended; return the job."""
+    """Reconcile now and at every change of the cluster until the job has ended; return the job."""
     for _names in itertools.chain([set()], backend.changes(stop_after_seconds=seconds)):
         reconciliation.reconcile()
         job.refresh_from_db()
@@ -152,7 +153,7 @@ def test_a_hang_is_paid_to_its_last_progress_and_retried_as_ordered(customer, ba
     assert [first.reason, second.reason] == ["hung", "completed"]
     assert sorted(backend.stacks(first.run_name)) == [0, 1]
     hung = first.finished_at - first.progress_at
-    assert hung >= timedelta(seconds=3)
+    assert hung >= timedelta(seconds=3)  # about HANG_SECONDS: launchers measure every few seconds
     lines = Receipt.objects.get().lines  # quantities are node-hours, here of two nodes
     assert [line["amount_minor"] for line in lines if line["rule"] == "hang"] == [0]
     paid = [float(line["quantity"]) * 3600 / 2 for line in lines if line["rule"] == "time_used"]

@@ -208,7 +208,7 @@ def test_free_estimates_a_day_are_limited_per_organization_and_per_person(custom
         with pytest.raises(QuotaExceeded, match="per person across all organizations"):
             order_free_estimate(each)
     colleague = MembershipFactory(organization=customer.organization, role=Role.MEMBER)
-    assert free_estimates.left_today(customer.organization, colleague.user) == 1
+    assert free_estimates.left_today(customer.organization, colleague.user) == 1  # the organization has used one of two
     Job.objects.update(queued_at="2020-01-01T00:00Z")  # so that none is of today
     assert free_estimates.is_worthwhile(quote)
     quote.basis = {"source": "history", "runs": 1}
@@ -244,4 +244,4 @@ def test_a_free_estimate_is_limited_and_its_rerun_is_paid(customer, two_a_day):
     order = orders.rerun(membership=customer.membership, job=job, changes={"nodes": 2})
     assert order.quote.ceiling_minor > 0
     assert "probe" not in order.quote.purchase
-    assert left(customer) == 1
+    assert left(customer) == 1, "the rerun is no free estimate"

@@ -71,6 +71,7 @@ def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(cu
 
 def test_few_checks_of_an_organization_run_at_once(customer, registry, monkeypatch):
     def ask_again(_reference, _credentials, **_options):
+        """Answer a check during which another one is refused."""
         with pytest.raises(InvalidInput) as caught:
             customer.quote(image="own")
         assert "Try again" in str(caught.value.fields["image"])

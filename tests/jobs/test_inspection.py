@@ -66,8 +66,8 @@ def test_a_job_that_is_foreign_open_elsewhere_or_without_files_cannot_be_inspect
 
 
 @pytest.fixture
-def stranger_job(customer, failed) -> Job:
-    """The failed job, as one of another organization."""
+def stranger_job(customer) -> Job:
+    """An ended job with files, of another organization."""
     job = customer.ended_with_log()
     Job.objects.filter(pk=job.pk).update(organization=OrganizationFactory())
     return job

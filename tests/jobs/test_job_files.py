@@ -85,6 +85,7 @@ def test_the_api_lists_and_serves_the_files_of_a_job(api, customer, job):
     log = client.get(f"{address}files/logs/attempt-1/rank-0.log")
     assert b"".join(log.streaming_content) == b"rank-0.log"
 
+    # 404: there is no such file, or it is not shown. 400: it is no regular file, or its path leads elsewhere.
     for path, status in (
         ("outputs/none", 404), ("secret", 404), ("outputs/link", 400), ("outputs/away/passwd", 400),
         ("outputs/pipe", 400), ("outputs", 400), ("logs", 400), ("logs/attempt-1", 400),
@@ -95,7 +96,7 @@ def test_the_api_lists_and_serves_the_files_of_a_job(api, customer, job):
     for query, status in (
         ({"path": "outputs/none"}, 404), ({"path": "outputs/../.."}, 400), ({"path": "outputs/away"}, 400),
         ({"path": "outputs/deep/model.pt"}, 400), ({"limit": 0}, 400), ({"limit": 1001}, 400),
-        ({"path": "outputs", "after": "é"}, 400),
+        ({"path": "outputs", "after": "é"}, 400),  # not a cursor that the API gave
     ):  # fmt: skip
         assert client.get(f"{address}files/", query).status_code == status, query
     for path, status in (

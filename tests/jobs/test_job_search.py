@@ -60,6 +60,7 @@ def test_each_filter_and_order_selects_its_jobs(customer, other, jobs):
         ({"member": "nobody@example.com"}, []),
         ({"since": str(today - 2 * DAY)}, ["gamma", "beta_2"]),
         ({"until": str(today - 4 * DAY)}, ["Beta run", "alpha"]),
+        # Invalid and unknown parameters are ignored.
         ({"since": "no day", "state": "unknown", "q": "\0", "sort": "cost", "page": "3"}, everything),
     ):
         assert found(customer, **parameters) == names, parameters
@@ -77,7 +78,7 @@ def test_pages_follow_each_other_in_both_directions(customer, jobs, monkeypatch)
         assert (third.jobs, third.before, third.after) == (expected[4:], expected[4].pk, None)
         assert job_search.page(organization, search, before=third.before) == second
         assert job_search.page(organization, search, before=second.before) == first
-        assert job_search.page(organization, search, after=10**12) == first
+        assert job_search.page(organization, search, after=10**12) == first, "there is no such job"
 
 
 def test_pages_do_not_lose_jobs_of_the_same_moment(customer, jobs, monkeypatch):
@@ -100,7 +101,7 @@ def test_names_are_compared_in_a_limited_number_of_jobs_that_is_found_once(
     assert found(customer, q="beta", sort="oldest") == ["Beta run"]
     assert found(customer, q="beta", until=str(timezone.localdate() - 3 * DAY)) == ["Beta run"]
     organization = customer.organization
-    monkeypatch.setattr(job_search, "COUNT_LIMIT", 2)
+    monkeypatch.setattr(job_search, "COUNT_LIMIT", 2)  # of the four open jobs, one more than the limit is counted
     with django_assert_num_queries(1):
         assert job_search.counts(organization) == {"open": 3, "succeeded": 1, "failed": 0, "cancelled": 0}
     with django_assert_num_queries(3):  # the end of the window, the ids of the page, and its rows
@@ -123,7 +124,7 @@ def test_a_view_belongs_to_one_member(customer, monkeypatch):
         with pytest.raises(InvalidInput):
             job_search.save_view(membership=mine, name=name, search=search)
     monkeypatch.setattr(job_search, "MAX_VIEWS", 1)
-    job_search.save_view(membership=mine, name="My view", search=search)
+    job_search.save_view(membership=mine, name="My view", search=search)  # replaces the view of this name
     with pytest.raises(QuotaExceeded):
         job_search.save_view(membership=mine, name="Another", search=search)
     job_search.delete_view(membership=mine, pk=view.pk)

@@ -23,13 +23,14 @@ def test_a_stale_transition_writes_nothing(customer):
     stale = Job.objects.get(pk=job.pk)
     lifecycle.transition(job=job, to=JobState.STARTING)
     before = kinds(job)
-    for each in (stale, job):
+    for each in (stale, job):  # `job` has been starting since the call above
         with pytest.raises(StaleTransition):
             lifecycle.transition(job=each, to=JobState.STARTING)
     assert kinds(job) == before
     assert stale.state == JobState.QUEUED
 
 
+# A hang is charged otherwise: see test_usage.
 OUTCOMES_OF_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.PLATFORM_ERROR})
 
 
@@ -87,9 +88,9 @@ def test_the_meter_shows_the_cost_so_far_and_never_more_than_the_ceiling(custome
     hold = attempt.job.order.hold
     hold.refresh_from_db()
     assert hold.metered_minor == pytest.approx(90, abs=1)  # half an hour on two nodes at 90 cents an hour
-    customer.backend.start(attempt.run_name)
-    late = dataclasses.replace(customer.backend.describe(attempt.run_name), started_at=time.time() - 10**6, spans=())
-    lifecycle.observe(attempt=attempt, status=late)
+    # As if the cluster reported that the run started eleven days ago:
+    early = dataclasses.replace(customer.backend.describe(attempt.run_name), started_at=time.time() - 10**6, spans=())
+    lifecycle.observe(attempt=attempt, status=early)
     hold.refresh_from_db()
     assert hold.metered_minor == hold.amount_minor == attempt.job.order.quote.ceiling_minor
 
@@ -105,8 +106,10 @@ def test_a_cancel_in_the_queue_ends_at_once_and_costs_nothing(customer):
 
 
 def test_a_cancel_while_it_runs_charges_its_time_unless_the_platform_lost_it(customer):
+    cost = 10  # of 200 s on two nodes at 90 cents an hour
     for outcome, reason, total_minor in (
-        (Outcome.STOPPED, "cancelled", 10), (Outcome.COMPLETED, "completed", 10), (Outcome.NODE_LOST, "cancelled", 0),
+        (Outcome.STOPPED, "cancelled", cost), (Outcome.COMPLETED, "completed", cost),
+        (Outcome.NODE_LOST, "cancelled", 0),
     ):  # fmt: skip
         began = time.time() - 200
         attempt = customer.started(at=began)

@@ -22,7 +22,7 @@ def test_each_cluster_is_reconciled_by_one_process_at_a_time_independently_of_ot
     for lock in (locks.reconciliation_lock, locks.dispatch_lock):
         with lock("west") as is_ours:
             assert is_ours
-            assert together(lambda lock=lock: is_free("east", lock)) == [True]
+            assert together(lambda lock=lock: is_free("east", lock)) == [True]  # on a thread of its own
     with locks.reconciliation_lock("west"):
         assert together(lambda: is_free("west")) == [False]
     assert is_free("west")

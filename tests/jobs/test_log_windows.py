@@ -7,7 +7,8 @@ from jobs import selectors
 from runtime.backends import log_chunks
 
 GIB = 1 << 30
-MIDDLE = 3 * (GIB >> 2)
+TEXT_AT = 3 * (GIB >> 2)
+"""Offset of some lines of text among the zeros."""
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def huge(customer, backend, tmp_path, monkeypatch):
     path = tmp_path / "rank-0.log"
     with path.open("wb") as file:
         file.write(b"first line\n")
-        file.seek(MIDDLE)
+        file.seek(TEXT_AT)
         file.write("\nüber\nKeyError: 'epoch'\nmore\n".encode())
         file.seek(GIB - 30)
         file.write(b"\nepoch 9/9\nthe last line\n")
@@ -39,9 +40,9 @@ def test_only_the_window_is_read_from_a_log_of_a_gibibyte(api, customer, huge):
     assert (end["text"].rstrip("\0"), end["size"]) == ("epoch 9/9\nthe last line\n", GIB)
     assert end["offset"] + len(end["text"]) == end["next_offset"] == GIB
     # Earlier windows end where the later one begins, and no byte is in both.
-    around = get(huge, {"offset": MIDDLE - 10, "limit": 30, "whole_lines": 1}).json()
-    assert (around["offset"], around["text"][:6]) == (MIDDLE + 1, "über\nK")
-    before = get(huge, {"offset": MIDDLE - 9, "limit": 10, "whole_lines": 1}).json()
+    around = get(huge, {"offset": TEXT_AT - 10, "limit": 30, "whole_lines": 1}).json()
+    assert (around["offset"], around["text"][:6]) == (TEXT_AT + 1, "über\nK")
+    before = get(huge, {"offset": TEXT_AT - 9, "limit": 10, "whole_lines": 1}).json()
     assert before["next_offset"] == around["offset"]
     assert len(get(huge, {"limit": 1 << 40}).json()["text"]) == 1 << 20  # never more than 1 MiB
     assert get(huge, {"offset": GIB + 5}).json()["text"] == ""
@@ -57,9 +58,9 @@ def test_a_search_finds_a_text_and_the_first_error_piece_by_piece(api, customer,
             requests += 1
         return match["offset"], requests
 
-    start = MIDDLE - (100 << 20)
-    assert find("ÜBER", start) == (MIDDLE + 1, 2)
-    assert find("", start)[0] == MIDDLE + len("\nüber\nKey".encode())
+    start = TEXT_AT - (100 << 20)
+    assert find("ÜBER", start) == (TEXT_AT + 1, 2), "a request searches 64 MiB"
+    assert find("", start)[0] == TEXT_AT + len("\nüber\nKey".encode())
     assert find("first line", 0) == (0, 1)
     assert find("first line", GIB - (1 << 20)) == (None, 1)
     assert get(f"{huge}search/", {"q": "x" * 201}).status_code == 400
@@ -75,6 +76,7 @@ def test_times_are_returned_if_asked_for(api, customer, backend, monkeypatch):
     get = api(customer.membership).get
     path = f"/api/v1/jobs/{attempt.job_id}/logs/"
     assert "times" not in get(path).json()
+    # From which line on, and the time. The second line began with the first write.
     assert get(path, {"timestamps": 1}).json()["times"] == [[0, first], [2, first + 9]]
     assert get(path, {"timestamps": "true", "offset": 6}).json()["times"] == [[0, first], [1, first + 9]]
     assert get(f"/api/v1/jobs/{customer.job().pk}/logs/", {"timestamps": 1}).json()["times"] == []

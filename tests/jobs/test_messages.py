@@ -84,6 +84,7 @@ RAISED = {"exception": "RuntimeError", "message": "a wrong shape", "file": "trai
 HUNG = {"seconds": 61.5, "rank": 1, "where": "train.py, line 8, step"}
 
 
+# Whole sentences, which end with a full stop, and parts of sentences.
 FAILURES = [
     ({"code": None, "rank": 0, "exit_code": 3}, "Rank 0 on node 1 exited with code 3."),
     ({"code": "rank_exited", "rank": 3, "exit_code": 7}, "Rank 3 on node 1 exited with code 7."),
@@ -113,6 +114,7 @@ def test_failures_name_rank_code_signal_and_limits():
     for failure, sentence in FAILURES:
         text = messages.failure_sentence(LOST | failure)
         assert text == sentence if sentence.endswith(".") else sentence in text
+    # The ends of a process have no other sentence if its rank is unknown.
     for code in set(FailureCode) - {"rank_exited", "rank_killed", "platform_error"}:
         text = messages.failure_sentence({"code": code, "data": {}, "node": 1, "rank": None})
         assert text != "The platform failed during the run.", code

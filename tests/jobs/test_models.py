@@ -29,7 +29,7 @@ def trained(customer):
         path = getattr(customer.backend, folder)(f"job-{attempt.job_id}")
         path.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(b"weights")
-    points = [("loss", 1, 0.9), ("loss", 3, 0.4), ("loss", 2, 0.2), ("accuracy", 1, 0.5)]
+    points = [("loss", 1, 0.9), ("loss", 3, 0.4), ("loss", 2, 0.2), ("accuracy", 1, 0.5)]  # stored out of order
     for name, step, value in points:
         MetricPoint.objects.create(
             job=attempt.job, attempt=1, name=name, step=step, position=step, value=value, at=timezone.now()
@@ -110,7 +110,8 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
     retention.delete_model_version(version=storage.model_named(customer.organization, "words").latest)
     with pytest.raises(ChoiceUnavailable):
         orders.place_order(membership=customer.membership, quote=late)
-    assert orders.rerun(membership=customer.membership, job=job, changes={"models": ["words"]})
+    rerun = orders.rerun(membership=customer.membership, job=job, changes={"models": ["words"]})
+    assert rerun, "an earlier version is left"
 
 
 def test_wrong_models_are_reported_at_their_field(customer, other, trained):

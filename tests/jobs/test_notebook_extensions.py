@@ -51,6 +51,7 @@ def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_
     customer, notebook, sent_tasks, django_capture_on_commit_callbacks
 ):
     quote = offer(customer, notebook)
+    # The quote is for the whole time, and says what is already held of its ceiling.
     assert (quote.deadline_seconds, customer.wallet.held_minor) == (3 * HOUR, orders.held_minor(quote))
     with django_capture_on_commit_callbacks(execute=True):
         assert buy(customer, quote).pk == buy(customer, quote).pk == notebook.job_id
@@ -111,23 +112,24 @@ def test_what_cannot_be_extended_is_neither_priced_nor_sold(customer, notebook, 
         customer.end(notebook, Outcome.COMPLETED)
         held = 0
     elif state == "about to end":
-        Attempt.objects.update(started_at=notebook.job.queued_at - timedelta(seconds=2 * HOUR - 30))
+        seconds_left = 30
+        Attempt.objects.update(started_at=notebook.job.queued_at - timedelta(seconds=2 * HOUR - seconds_left))
     else:
         monkeypatch.setattr(type(customer.backend), "extends_runs", False)
-    for attempt in (lambda: offer(customer, notebook), lambda: buy(customer, quote)):
+    for call in (lambda: offer(customer, notebook), lambda: buy(customer, quote)):
         with pytest.raises(NotExtensible):
-            attempt()
+            call()
     assert customer.wallet.held_minor == held
     assert not notebooks.is_extensible(notebooks.notebook_for(customer.organization, notebook.job_id))
 
 
 def test_a_notebook_that_ends_before_the_cluster_knows_its_extension_gets_the_rest_back(customer, notebook):
-    customer.backend.clock = lambda: time.time() + 2 * HOUR
+    customer.backend.clock = lambda: time.time() + 2 * HOUR  # the run has reached the deadline that the cluster knows
     buy(customer, offer(customer, notebook))
     reconciliation.reconcile_job(job_pk=notebook.job_id)
     receipt = Job.objects.get(pk=notebook.job_id).order.hold.receipt
     assert receipt.usage["billable_seconds"] == pytest.approx(2 * HOUR)
-    assert receipt.total_minor * 3 == receipt.ceiling_minor * 2
+    assert receipt.total_minor * 3 == receipt.ceiling_minor * 2  # two of three hours
     assert customer.wallet.held_minor == 0
 
 
@@ -148,7 +150,7 @@ def test_an_extension_needs_money_and_storage_and_fits_into_a_week(customer, not
         offer(customer, notebook, 7 * 24 * HOUR - HOUR)
     assert "168" in str(refused.value.fields["added_seconds"])
     quote, wallet = offer(customer, notebook), customer.wallet
-    type(wallet).objects.filter(pk=wallet.pk).update(posted_minor=wallet.held_minor)
+    type(wallet).objects.filter(pk=wallet.pk).update(posted_minor=wallet.held_minor)  # no more than the notebook holds
     with pytest.raises(InsufficientFunds):
         buy(customer, quote)
     monkeypatch.setattr(orders, "storage_refusal", lambda _organization: "Full.")

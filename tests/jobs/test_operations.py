@@ -22,7 +22,7 @@ def test_a_moved_run_stops_costs_nothing_and_starts_again(admin, customer):
     reconciliation.reconcile_job(job_pk=attempt.job_id)
     assert customer.backend.describe(attempt.run_name).phase is not RunPhase.RUNNING
 
-    job = customer.end(attempt, Outcome.STOPPED) if not attempt.finished_at else Job.objects.get()
+    job = customer.end(attempt, Outcome.STOPPED)
     assert (job.state, job.attempts.get().reason) == ("queued", "platform_error")
     assert usage.billable_seconds(job, job.attempts.all(), timezone.now()) == 0
     sentences = [row.sentence for row in selectors.events(job)]
@@ -37,7 +37,7 @@ def test_a_moved_run_stops_costs_nothing_and_starts_again(admin, customer):
 
 def test_moves_do_not_use_up_the_retries_of_platform_faults_and_a_run_that_completes_first_succeeds(customer, admin):
     job = customer.job(nodes=1)
-    for number in range(1, 6):
+    for number in range(1, 6):  # platform faults would end the job with the third attempt
         dispatch.dispatch_queue()
         attempt = job.attempts.get(number=number)
         customer.backend.start(attempt.run_name)

@@ -117,6 +117,7 @@ def test_a_cancel_is_sent_once_and_an_ended_job_cannot_be_cancelled(
     with django_capture_on_commit_callbacks(execute=True):
         for job in (attempt.job, attempt.job, waits):
             orders.cancel_job(membership=customer.membership, job=job)
+    # The running job is stopped, once; the end of the waiting one may let another start.
     assert sent_tasks == [("stop_job", attempt.job_id), ("dispatch", "default")]
     customer.end(attempt, Outcome.STOPPED)
     with pytest.raises(AlreadyEnded):

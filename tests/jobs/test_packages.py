@@ -43,7 +43,7 @@ class Installer:
         self.busy.add(layer.organization_id)
 
     def end(self, reason="", **values):
-        """End the last installation."""
+        """End the last installation. Return the clusters on which jobs can start then."""
         layer: Layer = self.started[-1][0]
         self.busy.remove(layer.organization_id)
         if not reason:
@@ -70,8 +70,8 @@ def test_a_job_waits_for_its_packages_and_then_runs_with_them(customer, installe
     job.refresh_from_db()
     assert (job.state, job.attempts.count()) == (JobState.QUEUED, 0)
 
-    assert packages.advance() == set()
-    assert packages.advance() == set()
+    for _twice in range(2):  # the second call starts no other installation
+        assert packages.advance() == set()
     ((layer, request),) = installer.started
     assert request.requirements == ("einops", "ujson>5")
     assert layer.organization_id == str(customer.organization.pk)
@@ -86,7 +86,7 @@ def test_a_job_waits_for_its_packages_and_then_runs_with_them(customer, installe
     assert not second.awaits_packages
     assert second.packages == Job.objects.get(pk=job.pk).packages
     assert len(installer.started) == 1
-    assert not customer.job().packages
+    assert not customer.job().packages, "the file is used only if the order names it"
 
 
 def test_an_exact_rerun_has_the_packages_of_its_job_though_the_file_changed(customer, installer):
@@ -135,6 +135,7 @@ def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(cu
         installer.end("/srv/index does not exist", is_fault=True)
         installer.results.clear()
     job.refresh_from_db()
+    # The customer does not read what failed on the platform.
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
 
 
@@ -223,7 +224,7 @@ def test_organizations_share_no_layer(customer, other, installer):
     # An organization has one installation at a time, so that others need not wait for it.
     customer.write("requirements.txt", "einops\n")
     customer.job(requirements="requirements.txt")
-    for _attempt in range(2):
+    for _twice in range(2):
         packages.advance()
         assert {layer.organization_id for layer, _request in installer.started} == {
             str(each.organization.pk) for each in (customer, other)
@@ -235,10 +236,10 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     job = customer.job(requirements="requirements.txt")
     packages.advance()
     installer.end(size_bytes=100 << 20)
-    layer, folder = PackageLayer.objects.get(), installer.started[-1][0]
+    layer, on_disk = PackageLayer.objects.get(), installer.started[-1][0]
     PackageLayer.objects.update(used_at=layer.used_at - packages.LAYER_RETENTION * 2)
     packages.remove_unused()
-    assert folder.is_complete
+    assert on_disk.is_complete
 
     # A new layer that does not fit evicts none that is in use.
     settings.PACKAGES_MAX_MIB = 50
@@ -252,7 +253,7 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     orders.cancel_job(membership=customer.membership, job=job)
     packages.remove_unused()
     layer.refresh_from_db()
-    assert (layer.state, folder.folder.exists()) == (States.REMOVED, False)
+    assert (layer.state, on_disk.folder.exists()) == (States.REMOVED, False)
     customer.write("requirements.txt", "einops\nujson>5\n")
     assert customer.job(requirements="requirements.txt").awaits_packages
 
@@ -268,7 +269,7 @@ def test_an_ordered_layer_is_not_installed_while_its_old_folder_is_removed(custo
 
     def order_and_remove(layer):
         assert customer.job(requirements="requirements.txt").awaits_packages
-        together(packages.advance)
+        together(packages.advance)  # as another process, while this one removes the layer
         assert len(installer.started) == 1
         remove_folder(layer)
 

@@ -47,6 +47,8 @@ INVALID = {
     "datasets": ("nothing", ["nothing"], 5, [5], ["empty"], ["full", "full"], [f"d{n}" for n in range(101)]),
     "max_seconds": (0, 59, "soon", [], {}, 10**9),
     "ceiling_minor": (0, -5, "cheap", [], 10**13),
+    # A retry after a hang needs retries, the run has 2 nodes, built-in PyTorch has no MPI, and only Horovod has a stall
+    # check.
     "retries": (6, -1, "many"), "on_hang": ("dance", "retry"), "min_nodes": (3,), "controller": ("x", "mpi"),
     "collective_timeout_seconds": (1,), "stall_check_seconds": (60,),
 }  # fmt: skip
@@ -63,6 +65,7 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
         assert list(errors) == [field], value
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
+    # Fields that may not be checked if one on which they depend is invalid.
     dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
     wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}
     assert set(faults(customer, **wrong)) == set(wrong)
@@ -147,9 +150,10 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
     customer, backend, monkeypatch
 ):
     (machine,) = backend.capacity().machines
-    kept = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
+    # Nodes of nano have machines of their own, of which this is none.
+    closed = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "capacity", lambda: Capacity((kept,), kinds=frozenset({"nano"})))
+        patch.setattr(backend, "capacity", lambda: Capacity((closed,), kinds=frozenset({"nano"})))
         assert "is large enough for a node of nano" in faults(customer, node_spec="nano")["nodes"]
         assert read(customer, node_spec="small").nodes == 2
         patch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
@@ -160,10 +164,10 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
 
 def test_a_gpu_spec_has_one_process_for_each_gpu_and_refuses_images_that_would_leave_them_idle(customer, backend):
     NodeSpec.objects.filter(name="nano").update(gpus=2, gpu_type="H200", cpus=1)
-    assert "image" not in faults(customer, nodes=0)
+    assert "image" not in faults(customer, nodes=0)  # the only fault is the number of nodes
     backend.images_for_cpus.add("pytorch")
     assert "cannot use GPUs" in faults(customer, nodes=0)["image"]
-    backend.available = False
+    backend.available = False  # so that nothing is refused because of the image or of missing GPUs
     assert read(customer, workers_per_node=None).workers_per_node == 2
     assert "1 to 2" in faults(customer, workers_per_node=3)["workers_per_node"]
 
@@ -199,7 +203,7 @@ def test_fault_tolerance_is_stored_and_passed_to_the_cluster(customer, backend, 
     assert (spec.min_nodes, spec.controller) == (1, Controller.MPI)
     assert (spec.collective_timeout_seconds, spec.stall_check_seconds) == (600, 90)
     assert (job.retries, job.retry_backoff_seconds, job.on_hang) == (2, 5, "retry")
-    assert len(terms_sentences(job.order.quote.purchase)) == 2
+    assert len(terms_sentences(job.order.quote.purchase)) == 2, "about the retries and about the minimum of nodes"
 
 
 def test_by_default_there_is_no_fault_tolerance_and_a_back_off_belongs_to_retries(customer):
@@ -219,7 +223,7 @@ def test_by_default_there_is_no_fault_tolerance_and_a_back_off_belongs_to_retrie
 def test_tensorflow_needs_all_its_nodes(customer):
     Image.objects.filter(name="pytorch").update(frameworks=["tensorflow"])
     assert "fewer nodes" in faults(customer, framework="tensorflow", min_nodes=1)["min_nodes"]
-    assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0
+    assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0, "all its nodes is no minimum"
 
 
 def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):

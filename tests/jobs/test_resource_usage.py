@@ -7,7 +7,7 @@ import pytest
 
 from jobs import resource_usage, selectors
 from jobs.messages import efficiency_sentence
-from jobs.models import JobDataset
+from jobs.models import Job, JobDataset
 from runtime.specs import Outcome
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
@@ -30,7 +30,9 @@ def fill(backend, name, *, node, ranks, count=20, **more):
 def test_usage_is_shown_by_node_and_rank_of_the_attempt(customer, backend):
     attempt = customer.started()
     empty = {"attempt": None, "nodes": [], "ranks": [], "efficiency": None, "sentences": []}
-    assert selectors.resource_usage_data(customer.job()) == selectors.resource_usage_data(attempt.job, 7) == empty
+    missing_attempt = 7
+    assert selectors.resource_usage_data(customer.job()) == empty
+    assert selectors.resource_usage_data(attempt.job, missing_attempt) == empty
     fill(backend, attempt.run_name, node=0, ranks=[rank(0)], gpus=[{"utilization": 40}, {"utilization": 60}])
     fill(backend, attempt.run_name, node=1, ranks=[rank(1)])
     data = selectors.resource_usage_data(attempt.job)
@@ -96,7 +98,7 @@ def test_hostile_samples_are_ignored(customer, backend):
     assert data["nodes"][0]["at"] == [5.0, 6.0, 7.0]
     assert data["nodes"][0]["series"] == {"cpu": [None, None, 2.0]}
     assert [each["rank"] for each in data["ranks"]] == [0]
-    json.dumps(data, allow_nan=False)
+    json.dumps(data, allow_nan=False)  # would raise ValueError for a value that browsers cannot read
 
 
 def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
@@ -149,5 +151,5 @@ def test_efficiency_needs_a_completed_run_of_the_same_code_data_and_nodes(custom
     other_data, failed = (completed(customer, seconds=1000, nodes=1) for _ in range(2))
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization))
     JobDataset.objects.create(job=other_data, version=version, position=0)
-    type(failed).objects.filter(pk=failed.pk).update(state="failed")
+    Job.objects.filter(pk=failed.pk).update(state="failed")
     assert resource_usage.usage_of(completed(customer, seconds=500, nodes=4)).efficiency is None

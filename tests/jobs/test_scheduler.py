@@ -85,14 +85,14 @@ def test_a_quota_delays_only_its_own_organization_and_is_checked_at_the_claim(cu
     dispatch.dispatch_queue()
     assert states(first, second, theirs) == ["starting", "queued", "starting"]
     assert "is using 2 of its 2 nodes, and this run needs 1 more" in waiting(customer, second)
-    assert start(second) is False
+    assert start(second) is False, "no claim passes the quota"
     age(second, timedelta(days=1))
     other.job()
     dispatch.dispatch_queue()
     assert not Job.objects.filter(organization=other.organization, state=JobState.QUEUED).exists()
 
 
-def test_a_pass_takes_no_more_queries_for_more_waiting_jobs(customer, other, backend, django_assert_max_num_queries):
+def test_a_pass_takes_no_more_queries_for_more_waiting_jobs(customer, other, django_assert_max_num_queries):
     with django_assert_max_num_queries(6):
         dispatch.dispatch_queue()  # an empty queue
     customer.quota(max_running_nodes=1)

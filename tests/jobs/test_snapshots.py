@@ -12,6 +12,7 @@ from jobs.errors import ChoiceUnavailable
 from jobs.messages import event_sentence
 from jobs.models import Job, Order, ScriptSnapshot
 from storage import files, retention
+from storage.models import Dataset
 from tests.factories.jobs import start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
@@ -68,7 +69,7 @@ def test_changes_name_the_price_but_no_later_version_of_a_dataset_that_is_withdr
     later = DatasetVersionFactory(dataset=dataset)
     shown = f"The dataset public has version {later.number}; the job read version {version.number}."
     assert reruns.changes(job) == [shown]
-    type(dataset).objects.filter(pk=dataset.pk).update(is_public=False)
+    Dataset.objects.filter(pk=dataset.pk).update(is_public=False)
     assert reruns.changes(job) == ["The dataset public is no longer available."]
     dearer = pricebooks.copy(book=job.order.quote.book)
     dearer.prices.filter(kind=PriceKind.NODE_HOUR).update(amount="12.5")
@@ -120,7 +121,7 @@ def test_a_script_that_is_swapped_before_the_order_is_not_read(customer, swap, m
 
 @pytest.fixture
 def original(customer):
-    """A job in a folder, with a dataset; since then the script and the dataset have changed."""
+    """A job whose script is in a folder, with a dataset; since then the script and the dataset have changed."""
     version = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"), number=1)
     customer.write("src/train.py", FIRST)
     job = customer.job(code_path="src/train.py", datasets=["digits"], arguments=["--seed", "1"], tags=["kept"])

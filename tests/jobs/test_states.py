@@ -9,6 +9,7 @@ def test_the_table_has_all_states_and_each_open_one_can_end():
     assert {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED} == ENDED
     assert ACTIVE | ENDED | {JobState.QUEUED} == set(JobState)
     for state in JobState:
+        # An open state has successors, among them one that ends the job. An ended state has none.
         assert bool(TRANSITIONS[state]) == bool(TRANSITIONS[state] & ENDED) == (state not in ENDED)
         assert {each for each in JobState if may_follow(state, each)} == set(TRANSITIONS[state])
 

@@ -163,7 +163,7 @@ def test_results_of_a_run_count_until_they_are_removed(customer):
     results.remove(job=job, user=customer.membership.user)
     left = selectors.usage(customer.organization)
     assert counted.size_bytes - left.size_bytes == 5300
-    assert counted.entry_count - left.entry_count == 7
+    assert counted.entry_count - left.entry_count == 7, "three files and four folders"
     assert not Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
     assert AuditEvent.objects.filter(action="job.results_removed", target=f"job:{job.pk}").exists()
 
@@ -176,7 +176,7 @@ def test_a_workspace_is_measured_as_runs_end_though_others_go_on(customer):
     assert measured.size_bytes >= 70
     (customer.folder / "more").write_bytes(b"x" * 1000)
     results.count_storage(second.pk)
-    assert Workspace.objects.get().size_bytes == measured.size_bytes
+    assert Workspace.objects.get().size_bytes == measured.size_bytes, "it was measured a moment before"
     Workspace.objects.update(measured_at=timezone.now() - results.MIN_MEASURE_INTERVAL)
     results.count_storage(second.pk)
     assert Workspace.objects.get().size_bytes == measured.size_bytes + 1000

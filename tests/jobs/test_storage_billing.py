@@ -48,6 +48,7 @@ def empty_wallet(customer):
 
 
 def unpaid_for(days):
+    """Let the storage have been unpaid for this long, and do what follows from it."""
     StorageBalance.objects.update(unpaid_since=timezone.now() - days * DAY)
     storage_billing.charge_all()
 
@@ -58,7 +59,7 @@ def test_a_day_is_charged_once_and_shown(priced, client):
         storage_billing.charge_all()
     (day,) = StorageDay.objects.all()
     charged = before - priced.wallet.posted_minor
-    assert 0 <= day.cost_minor - charged < 1
+    assert 0 <= day.cost_minor - charged < 1  # a fraction of a cent is charged later
     assert charged > 900  # 50 GB at 600 cents a month are at least 967 cents a day
     client.force_login(priced.membership.user)
     assert "per GB and month" in client.get(reverse("storage_usage")).content.decode()
@@ -93,7 +94,7 @@ def test_unpaid_storage_is_announced_then_stops_writes_then_costs_the_oldest_fil
     assert selectors.quota_left(priced.organization) == 0
     with pytest.raises(QuotaExceeded, match="can't pay for storage"):
         orders.place_order(membership=priced.membership, quote=quote)
-    assert not Job.objects.exclude(keep_until=None).exists()
+    assert not Job.objects.exclude(keep_until=None).exists(), "no file is to be deleted yet"
 
     unpaid_for(61)  # deletions begin after 60 days, one job a day
     unpaid_for(61)

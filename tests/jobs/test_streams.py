@@ -25,6 +25,7 @@ SOON = 3.0
 
 @pytest.fixture
 def customer(transactional_db, backend, sent_tasks):
+    """A customer whose rows are committed and whose tasks reach no worker."""
     return Customer(backend)
 
 
@@ -91,6 +92,7 @@ async def assert_ended(events):
 
 
 def source_threads():
+    """Return the threads that follow clusters for the streams of output."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("changes-")]
 
 
@@ -134,9 +136,9 @@ async def test_without_redis_streams_poll(job, settings, tmp_path, monkeypatch):
 @in_loop
 async def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(job, backend):
     name = f"job-{job.pk}-1"
-    events = streams.log_events(job, 1, 0, None)
+    events = streams.log_events(job, rank=1, offset=0, attempt_number=None)
     first = asyncio.ensure_future(anext(events))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the stream is waiting before the run starts
     await in_thread(start, job)
     backend.start(name)
     backend.write(name, "of another rank\n", rank=0)
@@ -156,7 +158,8 @@ async def test_output_comes_as_it_is_written_from_before_the_run_to_its_end(job,
 async def test_one_stream_has_the_output_of_all_ranks_from_their_last_lines_on(attempt, backend):
     backend.write(attempt.run_name, "old line\nzero\n", rank=0)
     backend.write(attempt.run_name, "one\n", rank=1)
-    events = streams.all_log_events(attempt.job, 8, None, with_times=True)
+    tail = 8  # bytes; the last ones of rank 0 begin within "old line"
+    events = streams.all_log_events(attempt.job, tail, None, with_times=True)
     seen = [(await soon(events)).data for _rank in range(2)]
     assert {(data["rank"], data["text"]) for data in seen} == {(0, "zero\n"), (1, "one\n")}
     assert [[line for line, _seconds in data["times"]] for data in seen] == [[0], [0]]
@@ -172,7 +175,7 @@ async def test_one_stream_has_the_output_of_all_ranks_from_their_last_lines_on(a
 async def test_many_readers_share_one_thread_and_none_is_left(attempt, backend):
     readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(20)]
     firsts = [asyncio.ensure_future(anext(reader)) for reader in readers]
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # all readers are waiting for output
     assert len(source_threads()) == 1
     backend.write(attempt.run_name, "hello\n")
     events = await asyncio.wait_for(asyncio.gather(*firsts), 10)

@@ -23,7 +23,7 @@ def submitting(gate, count, *, max_concurrent, fails=()):
 
     def submit(one):
         gate.hold(one.job_id)
-        return one.job_id not in fails or 1 / 0
+        return one.job_id not in fails or 1 / 0  # an error is a failure too
 
     def work():
         with SubmitPool(submit, max_concurrent=max_concurrent) as pool:
@@ -56,9 +56,9 @@ def test_a_failed_submission_stops_the_pool_until_it_is_drained():
     gate = Gate()
     thread, results = submitting(gate, 4, max_concurrent=2, fails={0, 1})
     gate.until_entered(2)
-    gate.release(2)
+    gate.release(2)  # these fail
     gate.until_entered(3)
-    gate.release(2)
+    gate.release(2)  # the two others do not
     join(thread)
     assert results.count(False) == 1, "both failures are reported once, together"
     assert results[:2] == [True, True]

@@ -98,6 +98,7 @@ def test_suggestions_are_within_the_space_repeatable_and_different(method):
         assert values["BATCH_SIZE"] in range(16, 129, 16)
         assert ("--momentum" in values) == (values["--optimizer"] == "sgd")
         state = json.loads(json.dumps(first.state))
+        # In turn, a trial with a value, one that failed, and one that runs.
         past.append(
             PastTrial(values, float(number) if number % 3 == 0 else None, is_ended=number % 3 != 2, state=state)
         )

@@ -265,7 +265,7 @@ def test_each_number_of_a_trial_is_ordered_once(sweeper):
     sweep = sweeper.buy(concurrency=1)
     plan = selectors.plan_of(sweep)
     suggestion = progress._suggest(sweep, plan, [])
-    assert progress._order_trial(sweep, suggestion, number=0) is False
+    assert progress._order_trial(sweep, suggestion, number=0) is False  # the first trial, which `buy` has ordered
     assert (Trial.objects.count(), Job.objects.count(), Sweep.objects.count()) == (1, 1, 1)
     assert Receipt.objects.count() == 0
 
@@ -302,9 +302,9 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
         extend(trials=5)  # the sweep is still open
     sweeper.finish(sweep)
     with pytest.raises(InvalidInput):
-        extend()
+        extend()  # neither trials nor a ceiling
     with monkeypatch.context() as patch:
-        patch.setattr("jobs.sweeps.purchase.MAX_TRIALS", 3)
+        patch.setattr("jobs.sweeps.purchase.MAX_TRIALS", 3)  # of which two were tried
         assert extend(trials=900).purchase["sweep"]["trials"] == 1
     first, second = extend(trials=5), extend(ceiling_minor=10**6)
     rest = place_sweep(membership=customer.membership, quote=first)

@@ -103,7 +103,7 @@ def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, backend, folder
 
 def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder):
     record(folder, {"epoch": 1, "step": 10, "loss": 0.5, "time": 1700000000}, {"loss": 0.25})
-    assert curves(attempt) == {"loss": [[10, 0.5], [11, 0.25]]}
+    assert curves(attempt) == {"loss": [[10, 0.5], [11, 0.25]]}  # a record without a step comes one after the last
     record(folder, b'{"loss": 0.1')
     assert len(curves(attempt)["loss"]) == 2
     record(folder, b', "step": 11}\n')
@@ -129,10 +129,10 @@ def test_a_script_that_restarts_its_step_count_keeps_every_point_in_order(attemp
         event_files.write(folder / "tensorboard", *events)
         expected = [pytest.approx(line["loss"]) for line in RECORDS]
     else:
-        kept = RECORDS if source == "metrics file" else [{**line, "epoch": None} for line in RECORDS]
-        record(folder, *kept[:70])
+        records = RECORDS if source == "metrics file" else [{**line, "epoch": None} for line in RECORDS]
+        record(folder, *records[:70])  # the first of two reads ends within an epoch
         telemetry.ingest(attempt=attempt)
-        record(folder, *kept[70:])
+        record(folder, *records[70:])
         expected = [line["loss"] for line in RECORDS]
     points = curves(attempt)["loss"]
     assert [value for _step, value in points] == expected
@@ -206,7 +206,7 @@ def test_a_flood_of_names_and_points_is_bounded(attempt, folder, monkeypatch):
     assert MetricPoint.objects.count() <= 200
     record(folder, {"epoch": 5, "n0": 1})
     curves(attempt)
-    assert job_of(attempt).epoch == 4
+    assert job_of(attempt).epoch == 4, "progress is read on"
 
 
 # --- Positions and epochs ---------------------------------------------------------------------------------------------

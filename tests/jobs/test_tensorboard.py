@@ -38,18 +38,22 @@ def test_scalars_of_its_own_writer_are_read_once(tmp_path):
 
 
 def test_a_scalar_as_a_tensor_is_read_too(tmp_path):
-    def event(**tensor):
-        return Event(summary=Summary(value=[Summary.Value(tag="t", tensor=TensorProto(**tensor))]))
+    double, string = 2, 7  # numbers of TensorFlow's types
 
-    matrix = TensorShapeProto(dim=[TensorShapeProto.Dim(size=2)])
+    def event(dtype=1, **tensor):
+        """Return an event with a tensor, by default of 32-bit floats."""
+        return Event(summary=Summary(value=[Summary.Value(tag="t", tensor=TensorProto(dtype=dtype, **tensor))]))
+
+    vector = TensorShapeProto(dim=[TensorShapeProto.Dim(size=2)])
     write(
         tmp_path,
-        event(dtype=1, float_val=[1.5]),
-        event(dtype=1, tensor_content=struct.pack("<f", 2.5)),
-        event(dtype=2, tensor_content=struct.pack("<d", 3.5)),
-        event(dtype=1, tensor_content=b"123"),
-        event(dtype=7, tensor_content=b"text"),
-        event(dtype=1, float_val=[9.0, 9.0], tensor_shape=matrix),
+        event(float_val=[1.5]),
+        event(tensor_content=struct.pack("<f", 2.5)),
+        event(dtype=double, tensor_content=struct.pack("<d", 3.5)),
+        # None of these is a scalar:
+        event(tensor_content=b"123"),
+        event(dtype=string, tensor_content=b"text"),
+        event(float_val=[9.0, 9.0], tensor_shape=vector),
     )
     assert [value for _tag, _step, value in read(tmp_path)] == [1.5, 2.5, 3.5]
 
@@ -62,7 +66,7 @@ def test_a_record_counts_when_it_is_whole_and_too_large_ones_are_skipped(tmp_pat
     assert read(tmp_path, cursor) == []
     path.write_bytes(whole + frame(b"x" * (event_files.MAX_RECORD_BYTES + 1)) + whole)
     points = []
-    for _ in range(4):
+    for _ in range(4):  # a read ends at its limit, here with the large record
         points += read(tmp_path, cursor)
     assert points == [("loss", 1, 0.5)] * 2
 
@@ -112,7 +116,7 @@ def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path)
     for path in tmp_path.iterdir():
         path.rename(path.with_name(f"again.{path.name}"))
     read(tmp_path, cursor)
-    assert len(cursor) == event_files.MAX_FILES
+    assert len(cursor) == event_files.MAX_FILES, "the cursor has no room for files of other names"
     deep = tmp_path / "deep"
     folder = deep / "/".join("d" * 300)
     folder.mkdir(parents=True)

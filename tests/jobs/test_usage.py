@@ -40,7 +40,8 @@ def next_attempt(customer, job, *, at):
     return attempt
 
 
-def fail(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):
+def end(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):
+    """End the attempt's run, by default by a failure of the code; return its job."""
     job = customer.end(attempt, outcome, at=at)
     job.refresh_from_db()
     return job
@@ -49,14 +50,14 @@ def fail(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):
 def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(customer):
     began = time.time() - 3000
     attempt = customer.started(at=began, retries=2, retry_backoff_seconds=60)
-    job = fail(customer, attempt, at=began + 100)
+    job = end(customer, attempt, at=began + 100)
     assert (job.state, job.waiting_code) == (JobState.QUEUED, "backoff")
     assert "The next attempt starts after" in waiting(customer, job)
     assert job.order.hold.metered_minor == 5  # 2 nodes for 100 s
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=60), abs=timedelta(seconds=5))
     reconciliation.reconcile()
     job.refresh_from_db()
-    assert job.state == JobState.QUEUED
+    assert job.state == JobState.QUEUED, "the wait before the retry is not over"
     Job.objects.filter(pk=job.pk).update(not_before=timezone.now() - timedelta(seconds=1))
     reconciliation.reconcile()
     job.refresh_from_db()
@@ -64,10 +65,11 @@ def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(custome
     attempt = job.attempts.last()
     customer.backend.start(attempt.run_name, at=began + 200)
     assert customer.backend.runs[attempt.run_name].spec.restart_count == 1
-    job = fail(customer, attempt, at=began + 400, outcome=Outcome.OUT_OF_MEMORY)
+    job = end(customer, attempt, at=began + 400, outcome=Outcome.OUT_OF_MEMORY)
+    # The wait doubles.
     assert job.not_before - timezone.now() == pytest.approx(timedelta(seconds=120), abs=timedelta(seconds=5))
     attempt = next_attempt(customer, job, at=began + 500)
-    job = fail(customer, attempt, at=began + 800, outcome=Outcome.OUT_OF_MEMORY)
+    job = end(customer, attempt, at=began + 800, outcome=Outcome.OUT_OF_MEMORY)
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.OUT_OF_MEMORY)
     # Node-hours of 100, 200 and 300 s on two nodes.
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
@@ -80,7 +82,7 @@ ENDS_AFTER_A_CANCEL = [
     (Outcome.STOPPED, 20, 10), (Outcome.STOPPED, 21, 0), (Outcome.TIME_LIMIT, 900, 0),
 ]  # fmt: skip
 """Outcome, seconds from the request to the end, and how many of these are paid: at most the 10 s of the grace period,
-and none if the run ended more than 10 s after these."""
+and none if the run ended more than 10 s after the grace period."""
 
 
 def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
@@ -91,10 +93,10 @@ def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(custo
         orders.cancel_job(membership=customer.membership, job=attempt.job)
         requested = began + 100
         Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(requested))
-        job = fail(customer, attempt, at=requested + took, outcome=outcome)
+        job = end(customer, attempt, at=requested + took, outcome=outcome)
         assert job.is_ended
-        used = sum(float(line["quantity"]) for line in lines(job, "time_used")) * 3600
-        assert used == pytest.approx(2 * (100 + paid), abs=0.01), took
+        node_seconds = sum(float(line["quantity"]) for line in lines(job, "time_used")) * 3600
+        assert node_seconds == pytest.approx(2 * (100 + paid), abs=0.01), took
         assert sum(float(line["quantity"]) for line in lines(job, "after_cancel")) == pytest.approx(took - paid)
         assert customer.wallet.held_minor == 0
 
@@ -104,7 +106,7 @@ def test_a_fixed_price_is_not_due_where_the_run_completed_long_after_its_cancel(
     attempt = customer.started(at=began, product="fixed", max_seconds=None)
     orders.cancel_job(membership=customer.membership, job=attempt.job)
     Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(began + 100))
-    job = fail(customer, attempt, at=began + 400, outcome=Outcome.COMPLETED)
+    job = end(customer, attempt, at=began + 400, outcome=Outcome.COMPLETED)
     assert not lines(job, "fixed_price")
     assert lines(job, "after_cancel")
 
@@ -113,13 +115,15 @@ def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it
     began = time.time() - 9000
     first = attempt = customer.started(at=began, retries=5, max_seconds=3600)
     ceiling = attempt.job.order.quote.ceiling_minor
-    job = fail(customer, attempt, at=began + 1000)
+    job = end(customer, attempt, at=began + 1000)
     first.refresh_from_db()
     attempt = next_attempt(customer, job, at=began + 1100)
     assert customer.backend.runs[attempt.run_name].spec.deadline_seconds == 2600
+    # The ceiling has 2600 s on two nodes left, or twice that on one. But all attempts together take at most `longest`,
+    # or the deadline if that is longer: here 3600 s, of which 1000 are used.
     for nodes, longest, left in ((1, 2600, 2600), (1, 10**6, 2 * 2600), (2, 10**6, 2600)):
         assert usage.left_seconds(job, [first], nodes=nodes, longest_seconds=longest) == left
-    job = fail(customer, attempt, at=began + 1100 + 2500)
+    job = end(customer, attempt, at=began + 1100 + 2500)
     attempt = next_attempt(customer, job, at=began + 4000)
     assert customer.backend.runs[attempt.run_name].spec.deadline_seconds == 100
     customer.backend.end(attempt.run_name, Outcome.COMPLETED, at=began + 5000)  # the cluster ends it at its deadline
@@ -128,21 +132,21 @@ def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.TIME_LIMIT)
     assert receipt(job).total_minor == ceiling
     attempt = customer.started(at=began, retries=5, max_seconds=3600)
-    job = fail(customer, attempt, at=began + 3600 - lifecycle.MIN_RETRY_SECONDS + 1)
+    job = end(customer, attempt, at=began + 3600 - lifecycle.MIN_RETRY_SECONDS + 1)
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.CODE_FAILED), "too little time is left"
 
 
 def test_faults_of_the_platform_do_not_use_up_the_retries(customer):
     began = time.time() - 5000
     attempt = customer.started(at=began, retries=1, retry_backoff_seconds=0)
-    job = fail(customer, attempt, at=began + 100, outcome=Outcome.NODE_LOST)
+    job = end(customer, attempt, at=began + 100, outcome=Outcome.NODE_LOST)
     attempt = next_attempt(customer, job, at=began + 200)
-    job = fail(customer, attempt, at=began + 300)
+    job = end(customer, attempt, at=began + 300)
     assert (job.state, job.waiting_code) == (JobState.QUEUED, "retry")
     attempt = next_attempt(customer, job, at=began + 400)
-    job = fail(customer, attempt, at=began + 500, outcome=Outcome.PLATFORM_ERROR)
+    job = end(customer, attempt, at=began + 500, outcome=Outcome.PLATFORM_ERROR)
     attempt = next_attempt(customer, job, at=began + 600)
-    job = fail(customer, attempt, at=began + 700)
+    job = end(customer, attempt, at=began + 700)
     assert job.state == JobState.FAILED
     assert receipt(job).total_minor == 10  # the two attempts that the code failed, 100 s each
     assert [line["evidence"]["reason"] for line in lines(job, "platform_fault")] == ["node_lost", "platform_error"]
@@ -155,7 +159,7 @@ def hang(customer, attempt, *, at, progress_at):
 
 
 def test_a_hang_is_paid_up_to_the_last_progress(customer):
-    for ended, progress, total_minor, free_seconds in (
+    for ended, progress, total_minor, free_seconds in (  # the first two in seconds after the start
         (1000, 400, 20, ["600.0"]),
         (200, -50, 0, ["200.0"]),  # no progress: free
         (200, 900, 10, []),  # progress reported after the end counts up to the end
@@ -192,7 +196,7 @@ def test_an_elastic_run_starts_on_free_nodes_and_pays_for_these(customer, backen
     backend.end(attempt.run_name, Outcome.COMPLETED, at=began + 900)
     reconciliation.reconcile()
     terms = job.order.quote.terms
-    assert receipt(job).total_minor == int(float(terms["hourly"]) * 2 * 900 / 3600 + 0.5)
+    assert receipt(job).total_minor == int(float(terms["hourly"]) * 2 * 900 / 3600 + 0.5)  # rounded half up
 
 
 def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
@@ -210,6 +214,7 @@ def test_a_run_that_loses_a_node_pays_for_the_nodes_that_ran(customer):
     assert [line["nodes"] for line in used] == [4, 3, 2]
     hourly = float(job.order.quote.terms["hourly"])
     assert receipt(job).total_minor == int(9 * 1000 * hourly / 3600 + 0.5)  # 4 + 3 + 2 nodes, rounded half up
+    # 9000 node-seconds, as time of all four nodes:
     assert usage.billable_seconds(job, [attempt], timezone.now()) == pytest.approx(9000 / 4)
 
 

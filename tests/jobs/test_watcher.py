@@ -58,7 +58,7 @@ def test_a_run_that_writes_constantly_is_read_at_intervals_and_at_its_end(custom
     reads = []
 
     def changes():
-        yield from [{attempt.run_name}] * 50
+        yield from [{attempt.run_name}] * 50  # all within one interval
         assert reads == [attempt.run_name]
         backend.end(attempt.run_name, Outcome.COMPLETED)
         yield {attempt.run_name}
@@ -129,6 +129,7 @@ def test_a_hung_or_unavailable_cluster_delays_no_other(monkeypatch, caplog):
 
 def test_a_broken_connection_is_reconnected(monkeypatch, caplog):
     streams = iter([ZeroDivisionError("odd"), BackendUnavailable("closed"), lambda: iter([{"job-2-1"}])])
+    # Each connection gets the next of these; the first two fail.
     west = Changing(lambda: Changing(next(streams, lambda: iter([set()]))).changes())
     follow_all(monkeypatch, ("west", "job-2-1"), west=west)
     assert "closed" in caplog.text
