@@ -72,6 +72,7 @@ class Simulation(RuleBasedStateMachine):
     """Two wallets, and everything that may happen to credit and invoices."""
 
     which = st.integers(0, 7)
+    """Chooses one of the rows there are: its place, modulo their number."""
     customers = st.integers(0, 1)
     threads = st.integers(1, 3)
 
@@ -90,6 +91,7 @@ class Simulation(RuleBasedStateMachine):
         ]  # fmt: skip
         for member in self.members:
             wallet(member.organization)
+        # A first history: random steps alone seldom get as far as a credit note.
         for customer in (0, 0, 1):
             self.pay_in(customer, 700)
             self.give(customer, 120, days=1)
@@ -104,8 +106,8 @@ class Simulation(RuleBasedStateMachine):
     def account(self, customer: int) -> Account:
         return Account.objects.get(organization=self.members[customer].organization, kind=Account.Kinds.WALLET)
 
-    # Runs calls at once. They may raise the errors `but`, and no others; returns the results of those that raised none.
     def all_well(self, *calls: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> list[Any]:
+        """Run calls at once, which may raise no errors `but` these. Return the results of those that raised none."""
         outcomes = together(*calls)
         assert [error for error in raised(outcomes) if not isinstance(error, but)] == []
         return [outcome for outcome in outcomes if not isinstance(outcome, Exception)]

@@ -137,7 +137,7 @@ def test_an_extension_needs_the_money_and_the_budget_for_the_difference(account)
     hold = buy(account, 360, member=member)
     with pytest.raises(InsufficientFunds) as caught:
         extend(hold, extension(hold, 10_010))
-    assert caught.value.needed_minor == 641
+    assert caught.value.needed_minor == 641  # 1001 less the 360 that are held
     Budget.objects.create(organization=account.organization, user=member.user, amount_minor=700)
     with pytest.raises(BudgetExceeded):
         extend(hold, extension(hold, 7200))

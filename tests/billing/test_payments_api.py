@@ -98,7 +98,7 @@ class TestAutomatic:
         assert client("get", "wallet/automatic/").status_code == 204  # it is not set up yet
         assert client("put", "wallet/automatic/", {"is_on": False}).status_code == 204
         wrong = {
-            "threshold_minor": (0, 20_001, 10**40, "much", ...),
+            "threshold_minor": (0, 20_001, 10**40, "much", ...),  # at most ten times the amount
             "amount_minor": (499, -2000, ...),
             "card": ("pm_of_somebody", "", ...),
             "is_on": ("perhaps", ...),
@@ -118,7 +118,7 @@ class TestPayingForAQuote:
     )
     def test_asks_for_what_is_missing_and_what_is_owed(self, client, owner, account, provider, case):
         hours, owed, due = case
-        if owed:
+        if owed:  # the wallet's 100 are taken first
             receivables.withdraw(
                 account=account, amount_minor=owed + 100, reference="out", kind="dispute", description="Taken back"
             )
