@@ -115,7 +115,7 @@ class TestAlerts:
             assert message.subject.split("] ")[1].startswith(percent)
         assert "$10.00" in mail.outbox[2].body
         assert "New orders are refused" in mail.outbox[2].body
-        BudgetAlert.objects.update(month=month_of().start.date() - timedelta(days=1))
+        BudgetAlert.objects.update(month=month_of().start.date() - timedelta(days=1))  # as if of last month
         assert [alert.percent for alert in budgets.record_alerts()] == [50, 80, 100]
         assert emails.send_due() == 1  # for the three at once
 

@@ -54,7 +54,7 @@ class TestDeleted:
         seen = {customer_id(top_up)}
         for _ in range(3):
             delete(provider, top_up)
-            provider.fresh()  # the events of it are lost
+            provider.fresh()  # the events of the deletion are lost
             assert pay(provider, top_up).state == TopUp.States.PAID
             seen.add(customer_id(top_up))
             assert existing(provider) == [customer_id(top_up)]

@@ -85,10 +85,7 @@ def test_the_price_of_an_hour_depends_on_nodes_and_product():
         ({"mode": Mode.FIXED}, ("not_priced", "node_spec", 0)),  # only the product `fixed` has a fixed price
         ({"max_seconds": 3601, "max_deadline_seconds": 3600}, ("max_seconds_too_large", "max_seconds", 3600)),
         ({"ceiling_minor": 4}, ("ceiling_too_small", "ceiling_minor", 5)),  # the minimum charge
-        (
-            {"product": "coached", "ceiling_minor": 26},
-            ("ceiling_too_small", "ceiling_minor", 27),
-        ),  # epochs 25, a minute 2
+        ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),  # a minute costs 2
         (FIXED | {"nodes": 4, "ceiling_minor": 31}, ("ceiling_too_small", "ceiling_minor", 32)),  # 10 x 4 x 0.8
     ],
 )

@@ -69,6 +69,7 @@ class TestCheckBooks:
     def test_finds_nothing_wrong_and_reports_it(self, embedded):
         heartbeats._next_at.clear()  # else a heartbeat of the last second, of another test, forbids this one
         tasks.check_ledger()
+        # The check of the ledger is one for all clusters, so the `part` of its heartbeat is "".
         assert heartbeats.latest(heartbeats.recent(), heartbeats.LEDGER)[""].details == {"wrong": CORRECT}
 
     @pytest.mark.parametrize(
