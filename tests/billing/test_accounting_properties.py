@@ -169,19 +169,19 @@ class Simulation(RuleBasedStateMachine):
     def credit_went_first(self, hold: Hold) -> None:
         """Money that was paid in is touched only when no credit is left, and a later lot only after a sooner one."""
         used = {use.grant_id: use.used_minor for use in hold.credit_uses.all()}
-        good = [
+        valid = [
             lot
             for lot in credit.lots_of(hold.account.organization)
             if lot.expires_at is None or lot.expires_at > timezone.now()
         ]
         if (hold.charged_minor or 0) > sum(used.values()):
-            assert [lot.free_minor for lot in good if lot.free_minor] == []
-        first_free = next((place for place, lot in enumerate(good) if lot.free_minor), len(good))
-        assert [lot.pk for lot in good[first_free + 1 :] if used.get(lot.pk)] == []
+            assert [lot.free_minor for lot in valid if lot.free_minor] == []
+        first_free = next((place for place, lot in enumerate(valid) if lot.free_minor), len(valid))
+        assert [lot.pk for lot in valid[first_free + 1 :] if used.get(lot.pk)] == []
 
     @rule(which=which)
     def time_passes(self, which: int) -> None:
-        """A lot's day comes."""
+        """One lot expires now."""
         lots = list(CreditGrant.objects.exclude(expires_at=None).filter(expires_at__gt=timezone.now()).order_by("pk"))
         if lots:
             CreditGrant.objects.filter(pk=lots[which % len(lots)].pk).update(expires_at=timezone.now())

@@ -82,7 +82,7 @@ def test_settling_never_charges_more_than_the_ceiling(account):
 
 def test_settling_without_usage_releases_the_hold(account):
     hold = buy(account, 360)
-    free = [charges.free_line(rule="queue", seconds=seconds) for seconds in (12.34, -5)]
+    free = [charges.free_line(rule="queue", seconds=seconds) for seconds in (12.34, -5)]  # below 0 is 0
     receipt = charges.settle(hold=hold, usage=Usage(0, completed=False), title="#1", free_lines=free)
     assert receipt.lines == [
         {"rule": "queue", "quantity": quantity, "unit": "seconds", "unit_minor": "0", "amount_minor": 0}

@@ -62,6 +62,7 @@ class TestCards:
         visa = {"id": card, "brand": "Visa", "last4": "4242", "expires": "12/34", "is_default": True}
         assert listed(client) == [visa]
         other = save(client, provider, MASTERCARD)
+        # Before one is chosen, the default is the one that the provider lists first: this may be either.
         second = next(each["id"] for each in listed(client) if not each["is_default"])
         answer = client("post", f"wallet/cards/{second}/default/")
         assert (answer.status_code, answer.json()["results"]) == (200, listed(client))

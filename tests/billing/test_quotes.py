@@ -41,7 +41,7 @@ def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
     quote = new_quote(account)
     book(hourly="720")
     quote.refresh_from_db()
-    assert (quote.p50_minor, quote.p90_minor, quote.ceiling_minor) == (120, 180, 360)
+    assert (quote.p50_minor, quote.p90_minor, quote.ceiling_minor) == (120, 180, 360)  # 2 nodes, 600, 900 and 1800 s
     assert quote.deadline_seconds == 1800
     assert (quote.basis["p90_seconds"], quote.basis["source"], quote.basis["runs"]) == (900.0, "history", 3)
     assert quote.purchase == {"code_path": "train.py"}
