@@ -48,6 +48,7 @@ def served(start):
 
 @pytest.fixture
 def customer(served):
+    """The id of a customer of the served sandbox."""
     return gateway.create_customer(reference="1", name="Acme & Sons", email="a@example.com")
 
 

@@ -9,7 +9,7 @@ from tests.provider import GOOD, Stripe
 
 
 def balance(top_up: TopUp) -> int:
-    """Return the balance of the top-up's wallet as it is now."""
+    """Read the top-up and its wallet from the database again, and return the wallet's balance."""
     top_up.refresh_from_db()
     top_up.account.refresh_from_db()
     return top_up.account.posted_minor

@@ -15,7 +15,7 @@ from tests.factories.billing import quote
 
 
 def buy(account: Account, amount: int, *, member: Membership | None = None, **labels: str) -> Hold:
-    """Hold `amount` for a run that `member` orders."""
+    """Hold `amount` for a run that `member` orders. `labels`, such as its `node_spec`, are stored with the hold."""
     offer = quote(account, member=member, seconds=max(amount, 1) * 10)
     user = member.user if member else None
     return charges.hold(quote=offer, reference=f"order:{offer.pk}", user=user, labels=labels)
@@ -40,9 +40,9 @@ def give(account: Account, amount: int, *, days: float | None = None) -> CreditG
     return lot
 
 
-def issue(account: Account, **options) -> Invoice:
+def issue(account: Account) -> Invoice:
     """Invoice all that is not invoiced yet."""
-    invoice = invoices.issue(organization=account.organization, **options)
+    invoice = invoices.issue(organization=account.organization)
     assert invoice is not None
     check_constraints()
     return invoice
@@ -70,7 +70,7 @@ def figures(invoice: Invoice) -> tuple[int, int, int, int]:
     return invoice.subtotal_minor, invoice.credits_minor, invoice.tax_minor, invoice.total_minor
 
 
-def posted(kind: Account.Kinds, owner: Account | None = None) -> int:
-    """Return the balance of the platform's account of this kind, or of the owner's."""
-    row = Account.objects.filter(organization=owner.organization if owner else None, kind=kind).first()
+def posted(kind: Account.Kinds, wallet: Account | None = None) -> int:
+    """Return the balance of the account of this kind: the platform's, or that of the organization with this wallet."""
+    row = Account.objects.filter(organization=wallet.organization if wallet else None, kind=kind).first()
     return row.posted_minor if row else 0

@@ -72,6 +72,7 @@ class Simulation(RuleBasedStateMachine):
     """Two wallets, and everything that may happen to credit and invoices."""
 
     which = st.integers(0, 7)
+    """Chooses one of the rows there are: its place, modulo their number."""
     customers = st.integers(0, 1)
     threads = st.integers(1, 3)
 
@@ -90,6 +91,7 @@ class Simulation(RuleBasedStateMachine):
         ]  # fmt: skip
         for member in self.members:
             wallet(member.organization)
+        # A first history: random steps alone seldom get as far as a credit note.
         for customer in (0, 0, 1):
             self.pay_in(customer, 700)
             self.give(customer, 120, days=1)
@@ -104,8 +106,8 @@ class Simulation(RuleBasedStateMachine):
     def account(self, customer: int) -> Account:
         return Account.objects.get(organization=self.members[customer].organization, kind=Account.Kinds.WALLET)
 
-    # Runs calls at once. They may raise the errors `but`, and no others; returns the results of those that raised none.
     def all_well(self, *calls: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> list[Any]:
+        """Run calls at once, which may raise no errors `but` these. Return the results of those that raised none."""
         outcomes = together(*calls)
         assert [error for error in raised(outcomes) if not isinstance(error, but)] == []
         return [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
@@ -167,19 +169,19 @@ class Simulation(RuleBasedStateMachine):
     def credit_went_first(self, hold: Hold) -> None:
         """Money that was paid in is touched only when no credit is left, and a later lot only after a sooner one."""
         used = {use.grant_id: use.used_minor for use in hold.credit_uses.all()}
-        good = [
+        valid = [
             lot
             for lot in credit.lots_of(hold.account.organization)
             if lot.expires_at is None or lot.expires_at > timezone.now()
         ]
         if (hold.charged_minor or 0) > sum(used.values()):
-            assert [lot.free_minor for lot in good if lot.free_minor] == []
-        first_free = next((place for place, lot in enumerate(good) if lot.free_minor), len(good))
-        assert [lot.pk for lot in good[first_free + 1 :] if used.get(lot.pk)] == []
+            assert [lot.free_minor for lot in valid if lot.free_minor] == []
+        first_free = next((place for place, lot in enumerate(valid) if lot.free_minor), len(valid))
+        assert [lot.pk for lot in valid[first_free + 1 :] if used.get(lot.pk)] == []
 
     @rule(which=which)
     def time_passes(self, which: int) -> None:
-        """A lot's day comes."""
+        """One lot expires now."""
         lots = list(CreditGrant.objects.exclude(expires_at=None).filter(expires_at__gt=timezone.now()).order_by("pk"))
         if lots:
             CreditGrant.objects.filter(pk=lots[which % len(lots)].pk).update(expires_at=timezone.now())

@@ -129,7 +129,7 @@ class TestPriceBook:
         return pricebooks.copy(book=published)
 
     def form(self, admin, draft):
-        """Return the draft's page, its form, and the field of the hourly price."""
+        """Return the address of the draft's page, its form, and the name of the hourly price's field."""
         page = address("pricebook", "change", draft.pk)
         form = form_of(text(admin.get(page)))
         (hourly,) = (name for name, value in form.items() if name.endswith("-amount") and value == ["3.60"])
@@ -171,7 +171,7 @@ class TestPriceBook:
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
         draft = pricebooks.copy(book=PriceBook.objects.get())
-        draft.prices.update(amount=Decimal(378))
+        draft.prices.update(amount=Decimal(378))  # 360 and 5 %
         assert "With this price book" in text(admin.get(address("pricebook", "preview", draft.pk)))
         changes = text(admin.get(address("pricebook", "changes", draft.pk)))
         for shown in ("per node and hour, small, every product", "+5.0%"):
@@ -184,8 +184,9 @@ def test_a_node_spec_keeps_what_was_sold_under_its_name(admin):
     book()
     spec = NodeSpec.objects.get()
     changes = {"name": "other", "title": "Renamed", "cpus": "64", "memory_mib": 1, "gpus": 8, "position": 5}
+    changes["description"] = ""  # `is_active` is left out, as browsers leave out an unchecked box
     assert admin.get(address("nodespec", "changelist")).status_code == 200
-    assert admin.post(address("nodespec", "change", spec.pk), changes | {"description": ""}).status_code == 302
+    assert admin.post(address("nodespec", "change", spec.pk), changes).status_code == 302
     spec.refresh_from_db()
     assert (spec.title, spec.position, spec.is_active) == ("Renamed", 5, False)
     assert (spec.name, spec.cpus, spec.memory_mib, spec.gpus) == ("small", 1, 1024, 0)
@@ -236,6 +237,7 @@ class TestRefund:
 class TestWriteOff:
     @pytest.fixture
     def debt(self, db):
+        """The account of an organization's debt of $30."""
         account = wallet()
         receivables.withdraw(
             account=account, amount_minor=3000, reference="out", kind="dispute", description="Taken back"
@@ -320,8 +322,8 @@ class TestVoucher:
             code="SUMMER", reason="x", amount_minor=500, currency="USD", max_uses=3, uses=1
         )
         changes = {"code": "WINTER", "amount": "0.01", "reason": "Now so"}
-        none = {"grants-TOTAL_FORMS": 0, "grants-INITIAL_FORMS": 0}
-        admin.post(address("voucher", "change", voucher.pk), self.FORM | changes | none)
+        no_grants = {"grants-TOTAL_FORMS": 0, "grants-INITIAL_FORMS": 0}  # the page lists a voucher's grants
+        admin.post(address("voucher", "change", voucher.pk), self.FORM | changes | no_grants)
         voucher.refresh_from_db()
         assert (voucher.code, voucher.amount_minor, voucher.reason) == ("SUMMER", 500, "Now so")
         assert admin.post(address("voucher", "delete", voucher.pk), {"post": "yes"}).status_code == 403

@@ -44,7 +44,7 @@ def test_a_top_up_has_limits_opens_a_page_and_is_listed(api, owner, account, pro
     with provider.network_failing():
         lost = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": 5000})
     assert (lost.status_code, "Nothing was charged" in lost.json()["message"]) == (503, True)
-    TopUp.objects.all().delete()
+    TopUp.objects.all().delete()  # the one without an answer
     answer = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": 5000})
     assert answer.status_code == 201
     top_up = TopUp.objects.get()

@@ -59,7 +59,7 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
 
 class TestPeriodicTask:
     def test_charges_below_the_threshold_while_it_is_on_and_then_no_more(self, provider, top_up):
-        switch_on(top_up, threshold=5000)
+        switch_on(top_up, threshold=5000)  # the balance is not below it
         assert auto_topup.run_due() == 0
         switch_on(top_up, threshold=6000)
         auto_topup.switch_off(account=top_up.account)
@@ -76,7 +76,7 @@ class TestPeriodicTask:
         switch_on(top_up, threshold=20_000)
         for number in range(auto_topup.MAX_PER_DAY + 1):
             for _ in range(2):
-                auto_topup.run_due()
+                auto_topup.run_due()  # the second time a payment is open
             assert automatic().count() == min(number + 1, auto_topup.MAX_PER_DAY)
             provider.deliver()
 
@@ -96,7 +96,7 @@ class TestPeriodicTask:
         for _ in range(2):
             auto_topup.run_due()
         assert automatic().get().state == TopUp.States.PENDING
-        assert payment_emails.send_due() == 0
+        assert payment_emails.send_due() == 0  # nothing has failed for good
         provider.deliver()
         assert provider.held() == balance(top_up) == 7000
 
@@ -106,7 +106,7 @@ class TestPeriodicTask:
             auto_topup.run_due()
         automatic().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
         auto_topup.run_due()
-        row = automatic().order_by("created_at").first()
+        row = automatic().get()
         assert (row.state, row.failure) == (TopUp.States.FAILED, "unanswered")
 
 

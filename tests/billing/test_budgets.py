@@ -77,6 +77,7 @@ class TestLimit:
         running = buy(account, 300, member=owner)
         Hold.objects.filter(pk=running.pk).update(created_at=month_of().start - timedelta(days=3))
         (state,) = budgets.states(owner.organization)
+        # 550 of 1000 are past the threshold of 50 percent, and not yet past that of 80.
         assert (state.charged_minor, state.held_minor, state.left_minor, state.reached_percent) == (250, 300, 450, 50)
 
     @pytest.mark.django_db(transaction=True)
@@ -88,7 +89,8 @@ class TestLimit:
         assert account.held_minor == 300
 
 
-def test_an_invalid_budget_is_refused(owner, account, stranger):
+@pytest.mark.usefixtures("account")
+def test_an_invalid_budget_is_refused(owner, stranger):
     with pytest.raises(InvalidInput) as refused:
         set_budget(owner, 5, stranger)
     assert "member" in refused.value.fields
@@ -113,7 +115,7 @@ class TestAlerts:
             assert message.subject.split("] ")[1].startswith(percent)
         assert "$10.00" in mail.outbox[2].body
         assert "New orders are refused" in mail.outbox[2].body
-        BudgetAlert.objects.update(month=month_of().start.date() - timedelta(days=1))
+        BudgetAlert.objects.update(month=month_of().start.date() - timedelta(days=1))  # as if of last month
         assert [alert.percent for alert in budgets.record_alerts()] == [50, 80, 100]
         assert emails.send_due() == 1  # for the three at once
 

@@ -82,7 +82,7 @@ def test_settling_never_charges_more_than_the_ceiling(account):
 
 def test_settling_without_usage_releases_the_hold(account):
     hold = buy(account, 360)
-    free = [charges.free_line(rule="queue", seconds=seconds) for seconds in (12.34, -5)]
+    free = [charges.free_line(rule="queue", seconds=seconds) for seconds in (12.34, -5)]  # below 0 is 0
     receipt = charges.settle(hold=hold, usage=Usage(0, completed=False), title="#1", free_lines=free)
     assert receipt.lines == [
         {"rule": "queue", "quantity": quantity, "unit": "seconds", "unit_minor": "0", "amount_minor": 0}
@@ -137,7 +137,7 @@ def test_an_extension_needs_the_money_and_the_budget_for_the_difference(account)
     hold = buy(account, 360, member=member)
     with pytest.raises(InsufficientFunds) as caught:
         extend(hold, extension(hold, 10_010))
-    assert caught.value.needed_minor == 641
+    assert caught.value.needed_minor == 641  # 1001 less the 360 that are held
     Budget.objects.create(organization=account.organization, user=member.user, amount_minor=700)
     with pytest.raises(BudgetExceeded):
         extend(hold, extension(hold, 7200))

@@ -130,7 +130,7 @@ class TestAtOnce:
 
 @pytest.fixture
 def voucher(db) -> Voucher:
-    clear_cache()
+    clear_cache()  # which counts wrong codes
     return Voucher.objects.create(
         code="WELCOME25", reason="Welcome", amount_minor=2500, currency="USD", max_uses=2, credit_days=30
     )
@@ -141,7 +141,7 @@ def redeem(account: Account, code: str = "WELCOME25") -> CreditGrant:
 
 
 def test_a_voucher_gives_credit(account, voucher):
-    lot = redeem(account, " welcome-25 ")
+    lot = redeem(account, " welcome-25 ")  # as people type it
     assert balances(account) == (3500, 2500, 1000)
     assert (lot.source, lot.reason, lot.voucher) == ("voucher", "Welcome", voucher)
     assert lot.received_by is not None
@@ -171,7 +171,7 @@ def test_codes_cannot_be_guessed(account, voucher):
             redeem(account, f"GUESS{number}")
     with pytest.raises(VoucherRefused, match="Too many"):
         redeem(account)
-    redeem(wallet())
+    redeem(wallet())  # another organization
     assert len({credit.new_code() for _ in range(100)}) == 100
     Voucher(code=credit.new_code(), reason="x", amount_minor=1, currency="USD").full_clean()
 

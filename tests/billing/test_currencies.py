@@ -89,7 +89,7 @@ class TestPayments:
     def test_what_a_quote_lacks_is_rounded_up_to_a_payable_amount(self):
         book("ISK", hourly="123456")
         account = wallet(MembershipFactory().organization, currency="ISK", balance_minor=50)
-        assert payments.shortfall_minor(quote(account), account=account) == 123_500
+        assert payments.shortfall_minor(quote(account), account=account) == 123_500  # 123,406 are missing
 
     def test_the_smallest_amount_is_payable(self, settings):
         settings.TOP_UP_MINIMUM_MINOR = 501

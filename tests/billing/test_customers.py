@@ -54,7 +54,7 @@ class TestDeleted:
         seen = {customer_id(top_up)}
         for _ in range(3):
             delete(provider, top_up)
-            provider.fresh()  # the events of it are lost
+            provider.fresh()  # the events of the deletion are lost
             assert pay(provider, top_up).state == TopUp.States.PAID
             seen.add(customer_id(top_up))
             assert existing(provider) == [customer_id(top_up)]
@@ -130,7 +130,7 @@ class TestEvent:
         delete(provider, top_up)
         (event,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
         pay(provider, top_up)
-        switch_on(top_up, threshold=10)
+        switch_on(top_up, threshold=10)  # the wallet has more
         known = customer_id(top_up)
         for number in range(2):
             assert apply(event | {"id": f"evt_{number}"}).state == StripeEvent.States.IGNORED

@@ -56,8 +56,7 @@ def test_each_movement_is_booked_once_and_the_state_follows(provider, top_up):
     assert row.evidence_due_at > timezone.now()
     for step, state, left in steps:
         step()
-        for _ in range(2):
-            assert both_sides_agree(provider)
+        assert both_sides_agree(provider)
         row = Dispute.objects.get()
         assert (row.state, row.withdrawn_minor, row.ended_at is not None) == (state, 5000 - left, state != "open")
         assert balance(top_up) == refunds.refundable_minor(top_up) == left
@@ -104,7 +103,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
         """Return the mails so far, and the state of automatic top-ups, which are then on again."""
         for _ in range(2):
             provider.deliver()
-            payment_emails.send_due()
+            payment_emails.send_due()  # the second time nothing is due
         setup = AutoTopUp.objects.get()
         AutoTopUp.objects.update(is_on=True, last_failure="")
         return len(mail.outbox), setup.is_on, setup.last_failure
@@ -112,7 +111,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
     assert deliver() == (1, False, "disputed")
     end_dispute(provider, "won")
     assert deliver() == (1, True, "")
-    Dispute.objects.update(opened_at=timezone.now() - timedelta(days=60))
+    Dispute.objects.update(opened_at=timezone.now() - timedelta(days=60))  # the bank may take it back much later
     reopen_dispute(provider)
     assert deliver() == (2, False, "disputed")
     end_dispute(provider, "lost")

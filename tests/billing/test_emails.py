@@ -52,11 +52,11 @@ class TestInvoice:
         assert emails.send_due() == 0
 
     def test_goes_to_each_reader_in_their_language_and_names_a_debt(self, account, owner, accountant, invoice):
-        MembershipFactory(organization=owner.organization, role=Role.MEMBER)
+        MembershipFactory(organization=owner.organization, role=Role.MEMBER)  # may not pay, so gets no mail
         receivables.withdraw(
             account=account, amount_minor=9450, reference="out", kind="dispute", description="Taken back"
         )
-        assert emails.send_due() == 1
+        assert emails.send_due() == 1  # one invoice, in a mail for each language
         english, chinese = mail.outbox
         assert "Owed: $7.00" in english.body  # 94.50 were taken back from 100 - 12.50
         assert "No action is needed" not in english.body

@@ -30,6 +30,7 @@ PAID, PAID_LATER, FAILED_LATER, EXPIRED = (
     {"kind": "checkout.session.expired", "payment_status": "unpaid"},
 )
 UNPAID = PAID | {"payment_status": "unpaid"}
+"""The page was completed, but its payment takes days."""
 pytestmark = pytest.mark.django_db
 
 
@@ -201,7 +202,7 @@ class TestFetch:
     def test_stores_and_applies_what_never_came(self, provider):
         top_ups = [paid_page(provider) for _ in range(3)]
         apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
-        assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1
+        assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
         assert events.fetch_undelivered() == 0
         events.apply_waiting()
         top_ups.append(paid_page(provider))

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.django_db
 
 
 def correct(invoice: Invoice, amounts: dict[int, int], reason: str = "A fault") -> Invoice:
+    """Issue a credit note. `amounts` are what it gives back, by the keys of the invoice's lines."""
     note = invoices.correct(invoice=invoice, amounts=amounts, reason=reason, user=None)
     check_constraints()
     return note
@@ -122,7 +123,7 @@ class TestIssueDue:
 
     @pytest.mark.parametrize(("zone", "invoiced"), [("UTC", 0), ("Asia/Shanghai", 1)])
     def test_follows_the_installations_time_zone(self, account, monkeypatch, settings, zone, invoiced):
-        """Half past midnight in Shanghai, on the first of December: a run a second before midnight, and one after."""
+        """It is December 1, 00:30, in Shanghai, but November in UTC. Runs ended at 23:59:59 and at midnight there."""
         moments = [datetime(2026, 11, 30, 15, 59, 59, tzinfo=UTC), datetime(2026, 11, 30, 16, 0, 0, tzinfo=UTC)]
         runs = [backdate(run(account, 100), moment) for moment in moments]
         settings.TIME_ZONE = zone

@@ -63,7 +63,7 @@ class TestPost:
     )
     def test_refuses_entries_that_do_not_balance(self, amounts, currency, sentence):
         account = wallet(balance_minor=1000)
-        accounts = [account, revenue(currency), account]
+        accounts = [account, revenue(currency), account]  # a third amount is of the first account again
         with pytest.raises(ValueError, match=sentence):
             post("sale:1", *zip(accounts, amounts, strict=False))
         assert balance(account) == (1000, 0)
@@ -174,7 +174,7 @@ class TestAtOnce:
         assert balance(clearing) == (-425, 0)
 
     def test_movements_in_both_directions_do_not_deadlock(self):
-        """The revenue account is older than one wallet and younger than the other; holds lock the wallet first."""
+        """Wallets are locked first, though the revenue account is younger than one of them and older than the other."""
         first = wallet(balance_minor=10_000)
         platform = revenue()
         second = wallet(balance_minor=10_000)
@@ -200,7 +200,7 @@ class TestAtOnce:
         organization = OrganizationFactory()
         outcomes = together(
             *[lambda: ledger.wallet_account(organization_id=organization.pk, currency="USD").pk] * 3,
-            *[lambda: -revenue().pk] * 3,
+            *[lambda: revenue().pk] * 3,
         )
         assert raised(outcomes) == []
         assert len(set(outcomes)) == 2

@@ -62,6 +62,7 @@ class TestCards:
         visa = {"id": card, "brand": "Visa", "last4": "4242", "expires": "12/34", "is_default": True}
         assert listed(client) == [visa]
         other = save(client, provider, MASTERCARD)
+        # Before one is chosen, the default is the one that the provider lists first: this may be either.
         second = next(each["id"] for each in listed(client) if not each["is_default"])
         answer = client("post", f"wallet/cards/{second}/default/")
         assert (answer.status_code, answer.json()["results"]) == (200, listed(client))
@@ -98,7 +99,7 @@ class TestAutomatic:
         assert client("get", "wallet/automatic/").status_code == 204  # it is not set up yet
         assert client("put", "wallet/automatic/", {"is_on": False}).status_code == 204
         wrong = {
-            "threshold_minor": (0, 20_001, 10**40, "much", ...),
+            "threshold_minor": (0, 20_001, 10**40, "much", ...),  # at most ten times the amount
             "amount_minor": (499, -2000, ...),
             "card": ("pm_of_somebody", "", ...),
             "is_on": ("perhaps", ...),
@@ -118,7 +119,7 @@ class TestPayingForAQuote:
     )
     def test_asks_for_what_is_missing_and_what_is_owed(self, client, owner, account, provider, case):
         hours, owed, due = case
-        if owed:
+        if owed:  # the wallet's 100 are taken first
             receivables.withdraw(
                 account=account, amount_minor=owed + 100, reference="out", kind="dispute", description="Taken back"
             )

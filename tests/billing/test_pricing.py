@@ -84,9 +84,9 @@ def test_the_price_of_an_hour_depends_on_nodes_and_product():
         ({"spec": "large"}, ("not_priced", "node_spec", 0)),
         ({"mode": Mode.FIXED}, ("not_priced", "node_spec", 0)),  # only the product `fixed` has a fixed price
         ({"max_seconds": 3601, "max_deadline_seconds": 3600}, ("max_seconds_too_large", "max_seconds", 3600)),
-        ({"ceiling_minor": 4}, ("ceiling_too_small", "ceiling_minor", 5)),
-        ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),
-        (FIXED | {"nodes": 4, "ceiling_minor": 31}, ("ceiling_too_small", "ceiling_minor", 32)),
+        ({"ceiling_minor": 4}, ("ceiling_too_small", "ceiling_minor", 5)),  # the minimum charge
+        ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),  # a minute costs 2
+        (FIXED | {"nodes": 4, "ceiling_minor": 31}, ("ceiling_too_small", "ceiling_minor", 32)),  # 10 x 4 x 0.8
     ],
 )
 def test_a_refusal_names_the_field_and_a_value_that_works(choices, error):
@@ -232,20 +232,20 @@ def test_more_time_never_costs_less(offered, one, other):
     st.integers(1, 10**9).map(lambda n: Decimal(n) / 10**3),
 )
 def test_time_is_rounded_half_up_once(hourly, nodes, seconds):
-    terms = Terms(Mode.METERED, nodes, 1, hourly, Decimal(0), 0, 10**18)
+    terms = Terms(Mode.METERED, nodes, 1, hourly, Decimal(0), minimum_minor=0, ceiling_minor=10**18)
     exact = Fraction(hourly) * nodes * Fraction(seconds) / 3600
     assert rate(Usage(float(seconds), completed=False), terms).total_minor == floor(exact + Fraction(1, 2))
 
 
 @given(st.integers(1, 10**9).map(lambda n: Decimal(n) / 10**4), st.integers(1, 64), st.integers(0, 10**7))
 def test_affordable_seconds_are_the_most_that_the_budget_buys(hourly, nodes, budget):
-    terms = Terms(Mode.METERED, nodes, 1, hourly, Decimal(0), 0, 0)
+    terms = Terms(Mode.METERED, nodes, 1, hourly, Decimal(0), minimum_minor=0, ceiling_minor=0)
     seconds = affordable_seconds(terms, budget)
     price = Fraction(hourly) * nodes / 3600
     assert seconds * price <= budget < (seconds + 1) * price
 
 
 def test_affordable_seconds_at_the_edges():
-    terms = Terms(Mode.METERED, 1, 10, Decimal(90), Decimal("2.5"), 0, 0)
+    terms = Terms(Mode.METERED, 1, 10, Decimal(90), Decimal("2.5"), minimum_minor=0, ceiling_minor=0)
     assert [affordable_seconds(terms, budget) for budget in (24, 25, 26)] == [0, 0, 40]  # the epochs cost 25
-    assert affordable_seconds(dataclasses.replace(terms, hourly=Decimal(0)), 25) >= 10**9
+    assert affordable_seconds(dataclasses.replace(terms, hourly=Decimal(0)), 25) >= 10**9  # as good as no end

@@ -136,7 +136,7 @@ def test_a_credit_note_gives_back_what_the_page_says(row):
     month = MONTHS[row["of"]]
     tax, back = tax_of(month), int(row["gives back"])
     paid = int(month["runs"]) - int(month["credit used"])
-    given_credit = max(0, back - paid)
+    given_credit = max(0, back - paid)  # money goes back first, then credit
     left = paid - (back - given_credit)
     assert (str(given_credit), str(tax.of(paid) - tax.of(left))) == (row["as credit"], row["tax back"])
 

@@ -1,4 +1,4 @@
-"""Quotes: priced from the current book, kept as they were, expired after their time, each organization's own."""
+"""Quotes: priced from the current book, kept as they were, expired after their time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def account(db):
     return wallet()
 
 
-def new_quote(account, *, spec="small", mode=pricing.Mode.METERED, organization=None, **changes):
+def new_quote(account, *, spec="small", **changes):
     member = MembershipFactory(organization=account.organization)
     fields = {
-        "organization": organization or account.organization,
+        "organization": account.organization,
         "user": member.user,
-        "purchase": pricing.Purchase("metered", mode, spec, 2, 10),
+        "purchase": pricing.Purchase("metered", pricing.Mode.METERED, spec, nodes=2, epochs=10),
         "payload": {"code_path": "train.py"},
-        "estimate": pricing.Estimate(600.0, 900.0, "history", 3),
+        "estimate": pricing.Estimate(600.0, 900.0, "history", runs=3),
         "headroom": Decimal(2),
         "max_deadline_seconds": 7200,
         "max_seconds": None,
@@ -41,7 +41,7 @@ def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
     quote = new_quote(account)
     book(hourly="720")
     quote.refresh_from_db()
-    assert (quote.p50_minor, quote.p90_minor, quote.ceiling_minor) == (120, 180, 360)
+    assert (quote.p50_minor, quote.p90_minor, quote.ceiling_minor) == (120, 180, 360)  # 2 nodes, 600, 900 and 1800 s
     assert quote.deadline_seconds == 1800
     assert (quote.basis["p90_seconds"], quote.basis["source"], quote.basis["runs"]) == (900.0, "history", 3)
     assert quote.purchase == {"code_path": "train.py"}
@@ -67,7 +67,7 @@ def test_a_quote_expires_but_survives_its_node_spec(account):
     [
         ({"spec": "unpriced"}, NotPriced, "node_spec", "There is no price for this product, node spec and number"),
         ({"max_seconds": 7201}, QuoteRefused, "max_seconds", "The longest time of this product is 7200 seconds."),
-        ({"ceiling_minor": 11}, QuoteRefused, "ceiling_minor", "The ceiling must be at least $0.12 for"),
+        ({"ceiling_minor": 11}, QuoteRefused, "ceiling_minor", "The ceiling must be at least $0.12 for"),  # a minute
     ],
 )
 def test_a_choice_is_refused_at_its_field(account, changes, error, field, sentence):

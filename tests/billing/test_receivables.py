@@ -69,7 +69,7 @@ def test_the_next_money_pays_the_debt_once():
     assert not pay_in(account, 5000, "second")
     assert not take_back(account, 3000)
     assert balances(account) == (3000, 0, -3000)
-    assert Transaction.objects.filter(kind="debt").count() == 2
+    assert Transaction.objects.filter(kind="debt").count() == 2  # one for each payment
 
 
 class TestReleasedMoney:
@@ -171,7 +171,7 @@ class TestWriteOff:
         assert not WriteOff.objects.exists()
 
     @pytest.mark.parametrize(
-        "case",
+        "case",  # written off, paid in, is it returned money, the balances then, what is still written off
         [
             pytest.param((3000, 4000, False, (4000, 0, -1000), 3000), id="a new payment is the customer's own"),
             pytest.param((2500, 5000, True, (2000, 0, -2000), 0), id="returned money repays it first"),

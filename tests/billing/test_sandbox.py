@@ -119,13 +119,13 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, receiver):
     for status, evidence in (("won", "winning_evidence"), ("lost", "losing_evidence")):
         pay(create_checkout(customer, status), DISPUTED)
         dispute = receiver.next_event("charge.dispute.created")["data"]["object"]
-        with pytest.raises(PaymentRefused):
+        with pytest.raises(PaymentRefused):  # the bank has the money
             gateway.refund(reference=f"refund-{status}", payment_intent_id=dispute["payment_intent"], amount_minor=1)
         update = gateway._client().v1.disputes.update
         update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
         assert gateway.fetch_object("dispute", dispute["id"])["status"] == status
         assert served.balance("usd") == 5000  # of the first payment, which was won
-        with pytest.raises(stripe.InvalidRequestError):
+        with pytest.raises(stripe.InvalidRequestError):  # it is decided
             update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
 
 
@@ -144,7 +144,7 @@ class TestIdempotency:
 class TestEvents:
     def test_are_sent_until_they_are_accepted(self, customer, receiver, monkeypatch):
         monkeypatch.setattr(delivery, "RETRY_SECONDS", (0.01,))
-        receiver.next_event("customer.created")
+        receiver.next_event("customer.created")  # that of the fixture
         receiver.statuses = [500, 404, 302]
         gateway.create_customer(reference="2", name="Another", email="b@example.com")
         tries = [receiver.received.get(timeout=PATIENCE) for _ in range(4)]
@@ -181,10 +181,10 @@ class TestRestart:
 
 
 def test_the_api_requires_its_key_and_does_not_find_an_unknown_address(served):
+    right_key = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
     for path in ("/", "/pay/cs_unknown", "/v1/unknown", "/v1/payment_intents/pi_unknown"):
-        known = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
         for method in ("GET", "POST"):
-            assert browser.request(method, served.account.base_url + path, headers=known).status_code == 404
+            assert browser.request(method, served.account.base_url + path, headers=right_key).status_code == 404
     for key in ("", "Bearer wrong", "Bearer \xe9", "Bearer sk_live_1"):
         headers = {"Authorization": key.encode("latin-1")} if key else {}
         for method, path in (("GET", "/v1/events"), ("POST", "/v1/checkout/sessions")):

@@ -30,6 +30,7 @@ def test_a_day_costs_its_part_of_the_month(gigabytes, price, day, cost):
 
 @pytest.fixture
 def account(owner):
+    """A wallet with 350. A gigabyte costs 300 a month; the first ten are free, which is the default."""
     book(storage="300")
     return wallet(owner.organization, balance_minor=350)
 
@@ -72,4 +73,4 @@ class TestCharge:
         account = wallet(owner.organization, balance_minor=350)
         assert charge_day(account=account, day=JUNE, size_bytes=900 * GB) is None
         assert not StorageDay.objects.exists()
-        assert storage_charges.storage_price("XXX") is None
+        assert storage_charges.storage_price("XXX") is None  # there is no price book in this currency

@@ -41,13 +41,14 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought():
     user = bought.created_by
     longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)
     charges.extend(hold=hold, quote=longer, idempotency_key="1", user=user)
-    long_ago = timezone.now() - timedelta(days=1, seconds=1)
+    long_ago = timezone.now() - timedelta(days=1, seconds=1)  # expired quotes are kept for a day
     Quote.objects.exclude(pk=fresh.pk).update(expires_at=long_ago)
     tasks.expire_quotes()
     assert set(Quote.objects.all()) == {fresh, bought, longer}
 
 
-def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(account, owner):
+def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(owner):
+    book()
     ours = wallet(owner.organization, balance_minor=1000)
     give(ours, 50, days=1)
     CreditGrant.objects.update(expires_at=timezone.now())
@@ -66,8 +67,9 @@ class TestCheckBooks:
         buy(account, 100)
 
     def test_finds_nothing_wrong_and_reports_it(self, embedded):
-        heartbeats._next_at.clear()
+        heartbeats._next_at.clear()  # else a heartbeat of the last second, of another test, forbids this one
         tasks.check_ledger()
+        # The check of the ledger is one for all clusters, so the `part` of its heartbeat is "".
         assert heartbeats.latest(heartbeats.recent(), heartbeats.LEDGER)[""].details == {"wrong": CORRECT}
 
     @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_live_key_is_recognized(settings):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The Celery tasks that were sent; none is pending."""
+    """The Celery tasks that are sent. At first Redis says that none is pending."""
     redis_client.client().delete(redis_client.key(tasks.APPLY_PENDING))
     tasks_sent = []
     monkeypatch.setattr(tasks, "send", tasks_sent.append)

@@ -51,7 +51,10 @@ class Shell:
         self.pauses = []
 
     def __call__(self, *words, status=0, text=None):
-        """Run a command that ends with `status`; return what it printed."""
+        """Run a command that ends with `status` and is given `text` as input; return what it printed.
+
+        Statuses: 1 an error, 2 a wrong option, 3 the job failed, 4 it was cancelled, 5 it costs more than allowed.
+        """
         session = Session(environment=self.environment, http=self.http, pause=self.pauses.append)
         session.is_interactive = lambda: self.is_interactive
         done = CliRunner().invoke(main, [str(word) for word in words], obj=session, input=text)

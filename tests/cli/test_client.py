@@ -57,6 +57,7 @@ UNTYPED_ANSWERS = {
 }
 """Answers of operations whose schema does not say what they contain."""
 ESTIMATE = {"p50_minor": 1, "p90_minor": 2, "basis": {"sentence": "measured"}}
+"""The field `estimate` of quotes, of which the schema only says that it is an object."""
 
 
 def operation_of(method, path):
@@ -85,6 +86,7 @@ class Server:
         if "json" in request.headers.get("Content-Type", ""):
             self.check_body(operation, httpx.Response(200, content=request.content).json())
         status, answer = next(iter(operation["responses"].items()))
+        # The client must call no other host, so it ignores the host of this address and of `next`.
         headers = {"Upload-Offset": "7", "Location": "https://elsewhere.example.com/api/v1/uploads/key/"}
         content = answer.get("content", {})
         if "text/event-stream" in content and "event-stream" in request.headers["Accept"]:

@@ -25,7 +25,8 @@ def folder_of(name):
     return workspace_folder(Workspace.objects.get(name=name))
 
 
-def test_run_syncs_the_folder_and_orders_a_job(shell, project, customer):
+@pytest.mark.usefixtures("project")
+def test_run_syncs_the_folder_and_orders_a_job(shell):
     done = shell.json(*RUN, "--yes", "--env", "A=1=2", "--tag", "x", "--", "--depth", "3")
     job = Job.objects.get()
     assert (job.pk, job.arguments, job.nodes, job.tags) == (done["job"]["id"], ["--depth", "3"], 2, ["x"])
@@ -60,7 +61,8 @@ def test_nothing_is_bought_without_consent_or_with_errors(shell):
 def test_a_script_that_only_the_workspace_has_is_run_without_sync(shell, project):
     (project / "train.py").unlink()
     shell(*RUN, "--yes", status=2)
-    assert shell.json(*RUN, "--yes", "--no-sync", "--workspace", "main")["job"]["workspace"] == "main"
+    done = shell.json(*RUN, "--yes", "--no-sync", "--workspace", "main")  # the customer's, which has train.py
+    assert done["job"]["workspace"] == "main"
 
 
 def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
@@ -119,7 +121,7 @@ def test_a_dataset_is_published_from_a_folder_or_an_archive_and_a_model_download
     shell("models", "get", "net@1", status=2)  # the file exists already
 
 
-def test_a_job_is_listed_followed_and_stopped_and_its_receipt_shown(shell, project, customer):
+def test_a_job_is_listed_followed_and_stopped_and_its_receipt_shown(shell, customer):
     job = customer.job(nodes=1)
     start(job)
     attempt = job.attempts.get()
@@ -171,7 +173,8 @@ def test_files_of_a_job_are_listed_and_downloaded_once(shell, project, customer)
     assert "not a safe path" in shell.stderr
 
 
-def test_a_run_is_bought_after_a_question_or_below_a_limit_without_one(shell, project):
+@pytest.mark.usefixtures("project")
+def test_a_run_is_bought_after_a_question_or_below_a_limit_without_one(shell):
     shell.is_interactive = True
     for answer, count in (("n\n", 0), ("y\n", 1)):
         shell(*RUN, text=answer, status=1 - count)

@@ -23,12 +23,13 @@ class StartsNotebook:
             self.customer.backend.start(job.attempts.get().run_name)
             reconciliation.reconcile_job(job_pk=job.pk)
         else:
+            # Anything but None means that there is something to connect to.
             self.monkeypatch.setattr(notebooks, "socket_of", lambda job: job.state == "running" or None)
 
 
 def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monkeypatch):
     shell("notebook", "start", "--hours", "2", "--max-ceiling", "0.01", status=5)
-    shell("notebook", "start", status=2)
+    shell("notebook", "start", status=2)  # there is no terminal to ask on
     shell("notebook", "start", "--job", "12", "--yes", status=1)
     assert "inspected_job: This job does not exist." in shell.stderr
     assert not Job.objects.exists()
@@ -41,7 +42,7 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     assert [each["id"] for each in shell.json("notebook", "list")] == [job.pk]
     assert job.name in shell("notebook", "list")
     shell("notebook", "extend", job.pk, "--hours", "1", "--max-ceiling", "0.01", status=5)
-    assert shell.json("notebook", "extend", job.pk, "--hours", "1", "--yes")["ceiling_minor"] == 190
+    assert shell.json("notebook", "extend", job.pk, "--hours", "1", "--yes")["ceiling_minor"] == 190  # an hour costs 90
     assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
 
 

@@ -27,10 +27,10 @@ class EndsTrials:
 
     def append(self, _seconds):
         sweep = Sweep.objects.get()
-        progress.advance(sweep_pk=sweep.pk)
+        progress.advance(sweep_pk=sweep.pk)  # at the first pause: orders the first trial
         for trial in sweep.trials.filter(outcome=""):
             self.sweeper.run(trial, 0.5 + trial.number / 10)
-        progress.advance(sweep_pk=sweep.pk)
+        progress.advance(sweep_pk=sweep.pk)  # stores their outcomes, and orders the next
 
 
 def test_a_sweep_is_quoted_bought_from_a_file_and_watched_until_its_best_trial(shell, sweep_file, sweeper):
@@ -49,7 +49,7 @@ def test_a_sweep_is_quoted_bought_from_a_file_and_watched_until_its_best_trial(s
     assert [each["id"] for each in shell.json("sweep", "list")] == [sweep.pk]
     assert sweep.name in shell("sweep", "list")
     shell("sweep", "extend", sweep.pk, "--trials", 2, "--yes", status=1)
-    assert "tried all" in shell.stderr
+    assert "tried all" in shell.stderr  # the grid has only two
     shell("sweep", "stop", sweep.pk, status=1)
     assert "already ended" in shell.stderr
 
@@ -66,7 +66,7 @@ def test_an_ended_sweep_is_extended(shell, sweeper):
 def test_a_stopped_sweep_is_watched_to_its_end(shell, sweep_file):
     number = shell.json("sweep", "buy", sweep_file, "--max-ceiling", "1000")["id"]
     assert shell.json("sweep", "stop", number)["state"] == "stopping"
-    progress.advance(sweep_pk=number)
+    progress.advance(sweep_pk=number)  # ends it
     assert shell.json("sweep", "watch", number, status=4)["reason"] == "stopped"
 
 

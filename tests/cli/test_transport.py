@@ -6,7 +6,7 @@ import pytest
 from cli.client import Client
 from cli.credentials import Console, Credentials, normalize_url
 from cli.errors import ApiError, CliError, UnexpectedAnswer, Unreachable
-from cli.transport import TRIES, Transport
+from cli.transport import MAX_PAUSE_SECONDS, TRIES, Transport
 
 URL = "https://console.example.com"
 WHO = {
@@ -53,10 +53,10 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
 )
 def test_only_what_may_be_repeated_is_sent_again(problem, call, tries):
     line = Connection(problem)
-    with pytest.raises((Unreachable, ApiError)):
+    with pytest.raises(ApiError if isinstance(problem, httpx.Response) else Unreachable):
         call(line.client)
     assert len(line.requests) == tries
-    assert max(line.pauses, default=0) <= 15
+    assert max(line.pauses, default=0) <= MAX_PAUSE_SECONDS
 
 
 @pytest.mark.parametrize("target", ["https://evil.example.com/", "http://console.example.com/", "/elsewhere"])
@@ -91,8 +91,8 @@ def test_errors_have_the_consoles_code_and_fields(answer, code, fields):
 
 
 def test_an_answer_that_no_console_gives_is_an_error():
-    mixed = b'{"email": "a", "organization": [], "role": "", "capabilities": []}'
-    for answer in (b"<html>", b"[]", b"{}", b'{"email": 1}', mixed):
+    no_organization = b'{"email": "a", "organization": [], "role": "", "capabilities": []}'
+    for answer in (b"<html>", b"[]", b"{}", b'{"email": 1}', no_organization):
         with pytest.raises(UnexpectedAnswer):
             Connection(httpx.Response(200, content=answer)).client.whoami()
 
@@ -127,7 +127,7 @@ def test_a_token_of_the_environment_needs_its_console(tmp_path):
     stored = Credentials({"XDG_CONFIG_HOME": str(tmp_path)})
     stored.save(Console("https://a.example.com", "ty_a"))
     stored.save(Console("https://b.example.com", "ty_b"))
-    assert stored.console().token == "ty_b"
+    assert stored.console().token == "ty_b"  # the last login
     assert stored.console("https://a.example.com").token == "ty_a"
     assert "ty_b" not in repr(stored.console())
     stored.remove()

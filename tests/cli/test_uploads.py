@@ -16,6 +16,7 @@ from tests.cli.conftest import client_of
 
 @pytest.fixture
 def folder(tmp_path):
+    """Files of unusual sizes: none, a block of tar, several; a path longer than tar's 100 characters; and a link."""
     folder = tmp_path / "data"
     (folder / "deep" / ("long-" * 30)).mkdir(parents=True)
     (folder / "empty").write_bytes(b"")
@@ -83,6 +84,7 @@ def test_another_process_continues_an_upload_or_begins_again_if_it_is_gone(tmp_p
         uploads_to(tus, tmp_path).send(FileContent(file), {})
     tus.is_gone = True
     uploads_to(tus, tmp_path).send(FileContent(file), {})
+    # The second upload began because the file had changed, the third because the console no longer knew the second.
     assert (tus.created, tus.received) == (3, b"c" * 700)
 
 

@@ -82,14 +82,13 @@ def test_a_job_that_the_console_does_not_find_is_an_error_at_once():
 
 def test_a_console_that_stays_unreachable_is_given_up(monkeypatch):
     monkeypatch.setattr(watch, "TRIES", 3)
-    console = FakeConsole([httpx.Response(503)] * 3, {1: [httpx.Response(503)] * 3})
+    console = FakeConsole([httpx.Response(503)] * watch.TRIES, {1: [httpx.Response(503)] * watch.TRIES})
     with pytest.raises(ApiError):
         Watch(console.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()
-    assert list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append)) == []
+    assert list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append)) == []  # no error
+    empty = FakeConsole([stream()] * watch.TRIES, {})  # its streams end at once
     with pytest.raises(Unreachable):
-        Watch(
-            FakeConsole([stream()] * 3, {}).client, 1, Screen(), with_logs=False, pause=console.pauses.append
-        ).follow()
+        Watch(empty.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()
 
 
 def test_a_line_without_an_end_is_printed_in_parts(monkeypatch):
@@ -99,6 +98,7 @@ def test_a_line_without_an_end_is_printed_in_parts(monkeypatch):
 
 
 def test_a_line_has_the_time_of_its_beginning():
+    # Times are [line of the text, Unix time]; a time holds up to the line of the next.
     parts = [log("a\nb\nc", 5, times=[[0, 1.5], [2, 2]]), log("c\nd", 8, times=[[0, 3.0], [1, 4.0]], eof=True)]
     found = list(lines(FakeConsole([], {1: [stream(*parts)]}).client, 1, rank=0, attempt=1, timestamps=True))
     assert found == [("a", 1.5), ("b", 1.5), ("cc", 2.0), ("d", 4.0)]

@@ -46,7 +46,7 @@ def created_secrets():
 
 def test_every_variable_that_is_set_is_read():
     read = set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', (ROOT / "console" / "settings.py").read_text()))
-    assert len(read) > 30
+    assert len(read) > 30  # else the expression above finds nothing
     names = {str(path): set(env_file(path)) for path in EXAMPLES}
     for path in DOCKERFILES:
         names[path.name] = {word.split("=", 1)[0] for rest in arguments_of(path, "ENV") for word in shlex.split(rest)}
@@ -84,7 +84,7 @@ def test_the_examples_hold_no_secret_and_mark_what_to_fill_in():
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 def test_a_dockerfile_copies_what_exists_and_runs_as_a_user(path):
     context = path.with_name(f"{path.name}.dockerignore").read_text().split()
-    assert context[0] == "**"
+    assert context[0] == "**"  # only what a line with "!" names is sent to the builder
     sent = [line[1:] for line in context if line.startswith("!")]
     stages, users = set(), []
     for name, rest in instructions(path):
@@ -134,6 +134,7 @@ def test_the_installer_of_recipes_imports_the_standard_library_alone():
     packages = {
         file.split("site-packages/")[1].split("/")[0] for file in done.stdout.split() if "site-packages/" in file
     }
+    # Python itself imports these at start, by the .pth files of the environment.
     assert {name for name in packages if not name.startswith(("_", "distutils"))} == set()
 
 
@@ -158,7 +159,7 @@ def test_the_dockerfiles_script_installs_a_recipe(tmp_path):
 
 def test_compose_runs_every_program_after_prepare():
     served = {name: each["command"][1] for name, each in SERVICES.items() if each.get("command", [])[:1] == ["serve"]}
-    not_served = {"services", "sandbox", "tools"}  # Compose has servers of its own, and neither of the others
+    not_served = {"services", "sandbox", "tools"}  # Compose has its own PostgreSQL and Redis, and leaves out the others
     assert set(served.values()) == {program.name for program in supervisor.programs()} - not_served
     assert SERVICES["prepare"]["command"] == ["prepare"]
     for name in served:

@@ -101,6 +101,7 @@ def test_every_pod_meets_the_restricted_pod_security_standard(overlay):
     for name, container in containers_of(manifests):
         assert container["securityContext"] == CONTAINER_SECURITY, name
         assert {key for port in container.get("ports", ()) for key in port} <= {"name", "containerPort"}, name
+        # The standard forbids probes and hooks of another host.
         assert '"host":' not in json.dumps([container.get(probe) for probe in (*PROBES, "lifecycle")]), name
         assert container["resources"]["requests"]["cpu"], name
         assert container["resources"]["limits"]["memory"], name
@@ -112,6 +113,8 @@ def test_every_pod_meets_the_restricted_pod_security_standard(overlay):
 
 def test_every_program_of_the_console_has_one_container(overlay):
     arguments = [container.get("args", [""]) for _name, container in containers_of(objects(overlay))]
+    # `services` are PostgreSQL and Redis, which have other images. `tools` shares a folder of sockets with `web`, so it
+    # works only where both are on one machine.
     programs = {program.name for program in supervisor.programs()} - {"services", "tools"}
     expected = programs if overlay == "trial" else programs - {"sandbox"}
     assert sorted(each[1] for each in arguments if each[0] == "serve") == sorted(expected)
@@ -208,7 +211,7 @@ def test_probes_use_a_host_and_a_liveness_file_that_exist(overlay):
         command = " ".join(container.get("livenessProbe", {}).get("exec", {}).get("command", ()))
         if match := re.search(r"pulse/(\w+)", command):
             files[container["name"]] = match[1]
-    assert len(requests) == 3
+    assert len(requests) == len(PROBES)  # of the web process
     assert set(requests) <= {"/healthz", "/readyz"}
     assert "localhost" in settings.ALLOWED_HOSTS
     assert files == {name: name for name in ("worker", "dispatcher", "beat", "watcher")}
@@ -228,12 +231,13 @@ def test_network_policies_deny_by_default_and_name_peers_and_ports(overlay):
     policies = of_kind(objects(overlay), "NetworkPolicy")
     denying = [each for each in policies if each["spec"].keys() == {"podSelector", "policyTypes"}]
     closed = [each for each in denying if each["spec"]["podSelector"] == {}]
-    assert {namespace(each) for each in closed if len(each["spec"]["policyTypes"]) == 2} == {"trainyard"}
+    both_ways = [each for each in closed if len(each["spec"]["policyTypes"]) == 2]  # Ingress and Egress
+    assert {namespace(each) for each in both_ways} == {"trainyard"}
     for policy in policies:
         assert all(rule.get("from") and rule.get("ports") for rule in policy["spec"].get("ingress", ()))
         assert all(rule.get("ports") for rule in policy["spec"].get("egress", ()))
-    run = {MANAGED_BY_LABEL: MANAGER, "trainyard.dev/run": "job-1-1", "job-name": "job-1-1"}
-    of_runs = [each for each in policies if selects(each["spec"]["podSelector"], run)]
+    labels_of_run = {MANAGED_BY_LABEL: MANAGER, "trainyard.dev/run": "job-1-1", "job-name": "job-1-1"}
+    of_runs = [each for each in policies if selects(each["spec"]["podSelector"], labels_of_run)]
     assert "trainyard-runs-default-deny" in map(name_of, of_runs)
     assert not [each for each in of_runs if each["spec"].get("ingress") or each["spec"].get("egress")]
 
@@ -255,6 +259,7 @@ def test_the_clusters_setting_fits_what_is_applied(overlay):
                         assert config.uid == spec["securityContext"]["runAsUser"]
 
 
+# The namespaces of the console and of all runs; then also that of one organization's runs, as an example.
 @pytest.mark.parametrize(("name", "namespaces"), [("production", 2), ("organizations", 3)])
 def test_the_volumes_of_all_namespaces_are_one_share(name, namespaces):
     manifests = objects(name)
@@ -302,6 +307,7 @@ def test_an_organizations_namespace_is_compatible_with_the_consoles_objects():
     assert {each["kind"] for each in created} >= {"Namespace", "LimitRange", "ResourceQuota", "NetworkPolicy"}
     assert name_of(created[0]) == where
     labels = created[0]["metadata"]["labels"]
+    # The overlay sets none of these labels to another value.
     assert {key: applied["metadata"]["labels"].get(key, value) for key, value in labels.items()} == labels
     # The console creates the rest, so an object in both would be changed by each in turn.
     applied_objects = {(each["kind"], name_of(each)) for each in manifests if namespace(each) == where}

@@ -64,7 +64,7 @@ def unreleased(loader):
 
 
 def incompatibility(operation, app, state, *, known):
-    """Return why the previous release, which has the `known` models, can not live with the operation, or ""."""
+    """Return why the previous release, which has the `known` models, cannot live with the operation, or ""."""
     if isinstance(operation, ops.SeparateDatabaseAndState):
         return "; ".join(
             filter(None, (incompatibility(each, app, state, known=known) for each in operation.database_operations))
@@ -158,7 +158,7 @@ def test_replicas_migrate_one_at_a_time(monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_replica_that_fails_releases_the_lock():
-    with schema.schema_lock(), schema.schema_lock():
+    with schema.schema_lock(), schema.schema_lock():  # a thread that holds it may enter again
         pass
     with pytest.raises(RuntimeError), schema.schema_lock():
         raise RuntimeError
