@@ -88,7 +88,7 @@ def imports_for(organization: Organization) -> QuerySet[WorkspaceImport]:
 
 def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
     """Return the organization's import with this id. Raises NotFound."""
-    row = imports_for(organization).filter(pk=pk).first() if pk < selectors.KEY_END else None
+    row = imports_for(organization).filter(pk=pk).first() if pk <= selectors.MAX_KEY else None
     if row is None:
         raise NotFound
     return row
