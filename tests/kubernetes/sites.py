@@ -19,7 +19,7 @@ from tests.kubernetes.cluster import NODES, FakeCluster
 from tests.kubernetes.images import PYTHON
 
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
-TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
+REAL_TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
 UID = 10001
 """The user ID of the containers, to which the files of the volume belong."""
 ACCOUNT_SECONDS = 30.0
@@ -57,7 +57,7 @@ class Site:
             "kubeconfig": str(self.kubeconfig),
             "namespace": self.namespace,
             "volume": self.volume(),
-            "images": {"bare": IMAGE, "pytorch": TORCH_IMAGE or IMAGE},
+            "images": {"bare": IMAGE, "pytorch": REAL_TORCH_IMAGE or IMAGE},
         } | changes
 
     def volume(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from runtime.backends.kubernetes.backend import KubernetesBackend
 from tests.runtime.backends.contract import WAIT
 
 NAME = "job-1-1"
+LIMITED_ROLE = "limited"
+"""The Role that `create_limited_backend` creates."""
 
 
 def start(harness, **changes):
@@ -24,11 +26,11 @@ def wait_for_code(harness, code):
 
 
 def create_limited_backend(harness, fake, config, rules):
-    """Return a backend that has only the permissions in `rules`, through the Role `r` in the namespace of runs."""
-    fake.make("roles", config.namespace, "r", rules=rules)
+    """Return a backend that has only the permissions in `rules`, by a Role in the namespace of runs."""
+    fake.make("roles", config.namespace, LIMITED_ROLE, rules=rules)
     fake.make("serviceaccounts", config.namespace, "a")
     subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": LIMITED_ROLE}
     fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
     token = fake.server.access.token_for(config.namespace, "a")
     path = harness.site.root.parent / "limited"
