@@ -229,7 +229,7 @@ CELERY_BEAT_SCHEDULE = {
     "tidy-notifications": {"task": "console.notifications.tasks.tidy", "schedule": 86400.0},
     "mail-run-ends": {"task": "jobs.tasks.mail_run_ends", "schedule": 30.0, "options": {"expires": 30}},
     "announce-notebook-endings": {
-        "task": "jobs.notebook_endings.announce_endings",
+        "task": "jobs.notebook_endings.announce_and_mail",
         "schedule": 30.0,
         "options": {"expires": 30},
     },

@@ -98,18 +98,22 @@ def read_text():
     """Return the first dataset as sequences of CONTEXT + 1 bytes, for training and (the last tenth) for the test."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0]
     text = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.txt")))
-    sequences = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, CONTEXT + 1, CONTEXT)
-    test_size = len(sequences) // 10
+    # A tenth of the sequences. Each shares its last byte with the next one.
+    test_size = max(0, len(text) - 1) // CONTEXT // 10
     if test_size < TOTAL_BATCH_SIZE:
         sys.exit(
             f"The test set has {test_size} sequences, fewer than a batch of {TOTAL_BATCH_SIZE}. Use more text or a "
             "smaller batch size."
         )
+    sequences = torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, CONTEXT + 1, CONTEXT)
     return sequences[:-test_size], sequences[-test_size:]
 
 
 def batches(sequences, order, share, device, first_batch=0):
-    """Yield inputs and targets of each complete batch. `share` says which of how many parts of it this rank gets."""
+    """Yield inputs and targets of each complete batch, from `first_batch` on.
+
+    `share` is (part, parts): each batch is split into so many parts, and this rank gets the one with this number.
+    """
     part, parts = share
     for start in range(first_batch * TOTAL_BATCH_SIZE, len(order) - TOTAL_BATCH_SIZE + 1, TOTAL_BATCH_SIZE):
         rows = order[start : start + TOTAL_BATCH_SIZE].chunk(parts)[part]
@@ -195,8 +199,8 @@ def compare_with_whole_model(model, step, sequences, share, device):
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            # Undo the splits in reverse order: FSDP's, over the first dimension of the mesh, came after the split over
-            # the second. `full_tensor` alone goes from the last dimension to the first.
+            # Tensor parallelism split first, over the second dimension of the mesh, and FSDP second, over the first
+            # one. So gather FSDP's split first; `full_tensor` alone would gather it last.
             gradient = gradient.redistribute(placements=[Replicate(), *gradient.placements[1:]]).full_tensor()
         difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
     model.zero_grad()  # `restore` needs an optimizer without gradients
@@ -234,7 +238,7 @@ def train(model, step, score, share, device):
             if progress["step"] % STOP_CHECK_STEPS == 0 and sum_over_ranks(device, len(stop_signals))[0]:
                 is_stopping = True
                 break
-        # After its last batch, the epoch is finished before the ranks stop: no batch would be left for a resumed one.
+        # If this was the epoch's last batch, finish the epoch first: when resumed, it would have no batch left.
         if is_stopping and progress["batches_done"] < len(order) // TOTAL_BATCH_SIZE:
             save(model, optimizer, progress)
             break

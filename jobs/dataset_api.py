@@ -21,7 +21,7 @@ class SourceSerializer(serializers.Serializer[Any]):
     """The files to publish: those of a workspace or of a job."""
 
     workspace = serializers.CharField(default="", allow_blank=True)
-    job = serializers.IntegerField(default=None, allow_null=True, min_value=1, max_value=storage.KEY_END - 1)
+    job = serializers.IntegerField(default=None, allow_null=True, min_value=1, max_value=storage.MAX_KEY)
     path = serializers.CharField(
         default="",
         allow_blank=True,

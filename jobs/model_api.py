@@ -105,7 +105,7 @@ class NewModelSerializer(serializers.Serializer[Any]):
     """Files of a job to publish as the next version of a model. The service validates the values."""
 
     name = serializers.CharField(trim_whitespace=False, help_text="The model; created with its first version.")
-    job = serializers.IntegerField(min_value=1, max_value=storage.KEY_END - 1)
+    job = serializers.IntegerField(min_value=1, max_value=storage.MAX_KEY)
     path = serializers.CharField(
         trim_whitespace=False, help_text="A file or folder of the job, below `outputs` or `checkpoints`."
     )

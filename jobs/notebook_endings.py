@@ -31,7 +31,7 @@ KIND = "notebook.ending"
 
 
 @shared_task
-def announce_endings() -> None:
+def announce_and_mail() -> None:
     """Announce the notebooks that are about to reach their time limit, by notifications and emails."""
     announce()
     send_due()

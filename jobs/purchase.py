@@ -362,7 +362,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
         if not self.context.get("keeps_versions") or data is empty or not data:
             return []
         # `type` instead of isinstance, because true and false are instances of int.
-        if not isinstance(data, list) or not all(type(key) is int and 0 < key < storage.KEY_END for key in data):
+        if not isinstance(data, list) or not all(type(key) is int and 0 < key <= storage.MAX_KEY for key in data):
             raise ValidationError(_("The versions must be a list of numbers."))
         return data
 
@@ -533,7 +533,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         default=list, source="model_versions", help_text="Each as `name` for the latest version, or `name@2`."
     )
     from_checkpoint = WholeNumberField(
-        most=storage.KEY_END - 1,
+        most=storage.MAX_KEY,
         default=None,
         help_text="Number of an ended job: its checkpoints are copied to the new job.",
     )
@@ -720,7 +720,7 @@ class NotebookQuoteRequestSerializer(_OptionalFrameworkSerializer):
         "starts, at no charge.",
     )
     inspected_job = WholeNumberField(
-        most=storage.KEY_END - 1,
+        most=storage.MAX_KEY,
         default=None,
         help_text="Number of an ended job, whose checkpoints and outputs the notebook reads in `/jobs/<number>`.",
     )

@@ -88,7 +88,7 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
         "order__quote", "workspace", "packages"
     )
     # `type` instead of isinstance, because true is an instance of int.
-    job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk < storage.KEY_END else None
+    job = jobs.filter(pk=pk).first() if type(pk) is int and 0 < pk <= storage.MAX_KEY else None
     if job is None:
         raise InvalidInput(fields={"rerun_of": _("Choose a training of your organization to run again.")})
     _require_repeatable(job)

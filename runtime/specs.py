@@ -437,7 +437,7 @@ class NodeCapacity:
     total: Resources
     free: Resources
     closed_to: frozenset[str] = frozenset()
-    """Node kinds that are never placed on this machine; "" stands for all kinds that are not in `Capacity.kinds`."""
+    """Node kinds that are never placed on this machine; "" stands for all that are not in `Capacity.placed_kinds`."""
     gpus_only: bool = False
     """Whether only nodes with GPUs are placed on this machine."""
 
@@ -447,7 +447,7 @@ class Capacity:
     """The cluster's machines. A node kind is the name of a node spec (`RunSpec.node_kind`)."""
 
     machines: tuple[NodeCapacity, ...]
-    kinds: frozenset[str] = frozenset()
+    placed_kinds: frozenset[str] = frozenset()
     """Node kinds with a label or taint of their own in the cluster; nodes of all other kinds are placed alike."""
     elastic: bool = False
     """Whether the cluster adds machines on demand, so that every request fits eventually."""
@@ -463,7 +463,7 @@ class Capacity:
     def _count_nodes(self, required: Resources, kind: str, *, free: bool) -> int:
         if self.elastic:
             return UNLIMITED_NODES
-        labelled_kind = kind if kind in self.kinds else ""
+        labelled_kind = kind if kind in self.placed_kinds else ""
         return sum(
             _count_fitting(machine.free if free else machine.total, required)
             for machine in self.machines

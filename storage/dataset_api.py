@@ -60,8 +60,8 @@ class _VersionView(TenantView):
             if version is None:
                 raise NotFound
             return version
-        # A number with fewer digits than NUMBER_END. Python would refuse to convert one with thousands of digits.
-        if not (number.isascii() and number.isdecimal() and len(number) < len(str(selectors.NUMBER_END))):
+        # A number with fewer digits than MAX_NUMBER. Python would refuse to convert one with thousands of digits.
+        if not (number.isascii() and number.isdecimal() and len(number) < len(str(selectors.MAX_NUMBER))):
             raise NotFound
         return selectors.version_numbered(dataset, int(number))
 

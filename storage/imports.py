@@ -29,7 +29,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from celery import shared_task
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -115,7 +115,8 @@ def start_import(
     with transaction.atomic():
         Organization.objects.select_for_update().get(pk=dataset.organization_id)
         if open_imports().filter(dataset__organization=dataset.organization_id).count() >= MAX_OPEN:
-            raise InvalidInput(_("Your organization has 3 imports in progress. Wait for one to end."))
+            message = _("Your organization has %(count)d imports in progress. Wait for one to end.")
+            raise InvalidInput(message % {"count": MAX_OPEN})
         row = DatasetImport.objects.create(dataset=dataset, url=url, created_by=user, **source._asdict())
         record_audit_event(
             organization=dataset.organization, actor=user, action="dataset.import_started", target=dataset.name
@@ -154,8 +155,9 @@ def stale_imports() -> list[int]:
 def shown_imports(dataset: Dataset) -> list[DatasetImport]:
     """Return the imports that the dataset's page shows, newest first: open ones, and those that failed in a day."""
     yesterday = timezone.now() - timedelta(days=1)
-    rows = dataset.imports.filter(version=None).order_by("-pk")
-    return [row for row in rows[:20] if row.ended_at is None or row.ended_at > yesterday]
+    # An ended import without a version has failed, or its version was removed later: then it has no error.
+    is_shown = Q(ended_at=None) | (Q(ended_at__gt=yesterday) & ~Q(error=""))
+    return list(dataset.imports.filter(is_shown, version=None).order_by("-pk")[:20])
 
 
 @shared_task

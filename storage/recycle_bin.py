@@ -132,7 +132,7 @@ def items_of(workspace: Workspace) -> QuerySet[DeletedFile]:
 
 def item_of(workspace: Workspace, pk: int) -> DeletedFile:
     """Return the item with this id in a workspace's recycle bin. Raises NotFound."""
-    item = items_of(workspace).filter(pk=pk).first() if pk < selectors.KEY_END else None
+    item = items_of(workspace).filter(pk=pk).first() if pk <= selectors.MAX_KEY else None
     if item is None:
         raise NotFound
     return item

@@ -39,9 +39,9 @@ class QuotaLimit:
 Row = TypeVar("Row", Image, Dataset, Model, Workspace)
 Item = DatasetVersion | ModelVersion | Workspace
 """The rows that have a folder, and can be deleted and restored. Datasets and models have none: their versions do."""
-KEY_END, NUMBER_END = 2**63, 2**31
-"""Primary keys (bigint) and version numbers (integer) are smaller than these. URLs may contain larger numbers, which
-PostgreSQL would refuse, so the selectors raise NotFound without a query."""
+MAX_KEY, MAX_NUMBER = 2**63 - 1, 2**31 - 1
+"""The largest primary key (bigint) and the largest version number (integer). URLs may contain larger numbers, which are
+an error in PostgreSQL, so the selectors raise NotFound without a query."""
 
 
 def images_for(organization: Organization) -> QuerySet[Image]:
@@ -105,7 +105,7 @@ def model_version(model: Model, number: int | None = None) -> ModelVersion:
     """Return the version with this number, or the latest if `number` is None. Raises NotFound."""
     versions = model_versions_of(model)
     if number is not None:
-        versions = versions.filter(number=number) if number < NUMBER_END else versions.none()
+        versions = versions.filter(number=number) if number <= MAX_NUMBER else versions.none()
     version = versions.first()
     if version is None:
         raise NotFound
@@ -191,7 +191,7 @@ def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
     """Return a deleted item whose files are on the disk. `kind`, from a URL, names its kind. Raises NotFound."""
     rows = KEPT_BY_KIND.get(kind)
     item: Item | None = (
-        rows(organization).exclude(deleted_at=None).filter(pk=pk).first() if rows and pk < KEY_END else None
+        rows(organization).exclude(deleted_at=None).filter(pk=pk).first() if rows and pk <= MAX_KEY else None
     )
     if item is None:
         raise NotFound
@@ -200,7 +200,7 @@ def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
 
 def version_numbered(dataset: Dataset, number: int) -> DatasetVersion:
     """Return the dataset's version with this number, if it is not deleted. Raises NotFound."""
-    version = versions_of(dataset).filter(number=number).first() if number < NUMBER_END else None
+    version = versions_of(dataset).filter(number=number).first() if number <= MAX_NUMBER else None
     if version is None:
         raise NotFound
     return version

@@ -114,7 +114,7 @@ def open_shares(dataset: Dataset) -> QuerySet[DatasetShare]:
 
 def share_of(dataset: Dataset, pk: int) -> DatasetShare:
     """Return the dataset's open share with this id. Raises NotFound."""
-    share = open_shares(dataset).filter(pk=pk).first() if pk < selectors.KEY_END else None
+    share = open_shares(dataset).filter(pk=pk).first() if pk <= selectors.MAX_KEY else None
     if share is None:
         raise NotFound
     return share

@@ -14,7 +14,7 @@ from datetime import timedelta
 from celery import shared_task
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
@@ -61,7 +61,8 @@ def start_import(
         if selectors.workspaces_for(organization).filter(name=name).exists() or others.filter(name=name).exists():
             raise NameTaken
         if others.count() >= MAX_OPEN:
-            raise InvalidInput(_("Your organization has 3 imports in progress. Wait for one to end."))
+            message = _("Your organization has %(count)d imports in progress. Wait for one to end.")
+            raise InvalidInput(message % {"count": MAX_OPEN})
         row = WorkspaceImport.objects.create(
             organization=organization,
             name=name,
@@ -88,7 +89,7 @@ def imports_for(organization: Organization) -> QuerySet[WorkspaceImport]:
 
 def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
     """Return the organization's import with this id. Raises NotFound."""
-    row = imports_for(organization).filter(pk=pk).first() if pk < selectors.KEY_END else None
+    row = imports_for(organization).filter(pk=pk).first() if pk <= selectors.MAX_KEY else None
     if row is None:
         raise NotFound
     return row
@@ -98,8 +99,8 @@ def shown_imports(organization: Organization) -> list[WorkspaceImport]:
     """Return the imports that the list of workspaces shows, newest first: open ones, and those that failed in a day."""
     yesterday = timezone.now() - timedelta(days=1)
     # An ended import without a workspace has failed, or its workspace was deleted later: then it has no error.
-    rows = imports_for(organization).filter(workspace=None).order_by("-pk")
-    return [row for row in rows[:20] if row.ended_at is None or (row.error and row.ended_at > yesterday)]
+    is_shown = Q(ended_at=None) | (Q(ended_at__gt=yesterday) & ~Q(error=""))
+    return list(imports_for(organization).filter(is_shown, workspace=None).order_by("-pk")[:20])
 
 
 def stale_imports() -> list[int]:

@@ -26,8 +26,8 @@ def serving(folder):
     port = free_port()
     options = {
         "dir": folder / "data", "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "master.volumeSizeLimitMB": 64,
-        "volume.max": 20, "s3": "true", "s3.port": port, "s3.config": folder / "s3.json", "s3.port.lance": 0,
-        "s3.port.iceberg": 0, "s3.port.grpc": free_port(),
+        "volume.max": 20, "s3": "true", "s3.port": port, "s3.config": folder / "s3.json", "s3.port.grpc": free_port(),
+        "s3.port.lance": 0, "s3.port.iceberg": 0,  # 0: off; by default both listen on a fixed port
     }  # fmt: skip
     for part in ("master", "volume", "filer"):
         options |= {f"{part}.port": free_port(), f"{part}.port.grpc": free_port()}
@@ -44,7 +44,8 @@ def serving(folder):
 def _has_bucket(bucket):
     """Create the bucket. Return whether it exists and stores objects."""
     with suppress(OSError, s3.S3Error):
-        s3._send(bucket, "PUT", "")
+        with suppress(s3.S3Error):  # an earlier call has created the bucket, but could not store the object
+            s3._send(bucket, "PUT", "")
         put(bucket, "ready", b"1")  # its volumes come a moment later
         return True
     return False

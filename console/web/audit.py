@@ -26,7 +26,7 @@ AREAS = {
     "token": _("API tokens"),
     "service_account": _("Service accounts"),
     "organization": _("Organization"),
-    "service": _("Service"),
+    "service": _("Activation of the service"),
     "secret": _("Secrets"),
     "registry": _("Registries"),
     "order": _("Orders"),
@@ -68,7 +68,8 @@ def audit_log(request: MemberRequest) -> HttpResponse:
     """Show who did what, when and from which IP address, newest first."""
     organization = request.membership.organization
     form = FilterForm(list(organization.memberships.select_related("user").order_by("id")), request.GET)
-    filters = form.cleaned_data if form.is_valid() else {}
+    form.full_clean()
+    filters = form.cleaned_data  # without invalid ones: the page shows their errors, and the others apply
     events = selectors.filtered_audit_events(
         organization=organization,
         area=filters.get("area", ""),

@@ -24,7 +24,7 @@ def reserve(capacity: Capacity, requests: Iterable[NodeRequest]) -> Capacity:
     machines = list(capacity.machines)
     for request in requests:
         for index, machine in enumerate(machines):
-            if Capacity((machine,), capacity.kinds).nodes_now(request.resources, request.kind):
+            if Capacity((machine,), capacity.placed_kinds).nodes_now(request.resources, request.kind):
                 machines[index] = replace(machine, free=subtract(machine.free, [request.resources]))
                 break
     return replace(capacity, machines=tuple(machines))

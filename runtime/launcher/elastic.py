@@ -53,15 +53,15 @@ def round_plan(plan: Plan, current_round: Round) -> Plan:
     ports_by_round = [
         plan.spare_ports[start : start + ports_per_round] for start in range(0, len(plan.spare_ports), ports_per_round)
     ]
-    # Restarts of a soft round add rounds, so there may be more rounds than the run can lose nodes. Then ports are used
-    # again.
+    # There is one set of spare ports for each node that the run can lose. Restarts of a soft round add rounds, so the
+    # sets may run out. Then they are used again, from the first on.
     round_index = (current_round.number - 1) % len(ports_by_round) if ports_by_round else 0
     ports = list(ports_by_round[round_index]) if ports_by_round else [plan.master_port]
     return plan._replace(
         node=members.index(plan.node),
         nodes=len(members),
         addresses=[plan.addresses[member] for member in members],
-        master_port=ports[0],
+        master_port=ports[0],  # also the first worker's port, if workers have ports: TensorFlow's chief listens there
         worker_ports=ports[: len(members) * plan.workers] if plan.worker_ports else [],
         restart_count=plan.restart_count + current_round.number,
         original_node=plan.node,

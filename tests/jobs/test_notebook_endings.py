@@ -1,6 +1,5 @@
 """The notice that a notebook is about to reach its time limit: once per limit, to those who can act on it."""
 
-import time
 from datetime import timedelta
 
 import pytest
@@ -30,7 +29,7 @@ def before_end(notebook, **left):
 
 
 def let_pass(notebook, **time_passed):
-    """Let the notebook have started earlier, by the clocks of the console and of its cluster."""
+    """Move the notebook's stored start to this long ago. The fake cluster keeps the real start of its run."""
     started_at = timezone.now() - timedelta(**time_passed)
     Attempt.objects.filter(pk=notebook.pk).update(started_at=started_at)
 
@@ -84,8 +83,8 @@ def test_the_mail_goes_to_who_ordered_it_and_says_how_to_continue(
 ):
     monkeypatch.setattr(type(customer.backend), "extends_runs", extends_runs)
     let_pass(notebook, hours=1, minutes=55)
-    notebook_endings.announce_endings()
-    notebook_endings.announce_endings()
+    notebook_endings.announce_and_mail()
+    notebook_endings.announce_and_mail()
     [sent] = mail.outbox
     assert sent.to == [customer.membership.user.email]
     assert f"#{notebook.job_id} " in sent.subject
@@ -125,6 +124,5 @@ def test_the_page_of_a_notebook_counts_down_and_warns(client, customer, notebook
     assert warning() == ['data-within-seconds="600"', "hidden"]
     let_pass(notebook, hours=1, minutes=55)
     assert warning() == ['data-within-seconds="600"']
-    customer.backend.clock = lambda: time.time() + HOUR
     customer.end(notebook, Outcome.COMPLETED)
     assert warning() == []

@@ -153,7 +153,7 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
     # Nodes of nano have machines of their own, of which this is none.
     closed = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "capacity", lambda: Capacity((closed,), kinds=frozenset({"nano"})))
+        patch.setattr(backend, "capacity", lambda: Capacity((closed,), placed_kinds=frozenset({"nano"})))
         assert "is large enough for a node of nano" in faults(customer, node_spec="nano")["nodes"]
         assert read(customer, node_spec="small").nodes == 2
         patch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))

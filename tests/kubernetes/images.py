@@ -17,7 +17,7 @@ from tests.kubernetes.resources import Object
 
 PYTHON = "docker.io/library/python:3.11"
 """The image that every node has."""
-TORCH = "registry.example.com/trainyard/pytorch:1"
+FAKE_TORCH_IMAGE = "registry.example.com/trainyard/pytorch:1"
 """The reference under which a test adds the image with PyTorch to the registry."""
 _REFERENCE = re.compile(r"[a-z0-9./_-]+(:[0-9]+/[a-z0-9./_-]+)?(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 

@@ -19,7 +19,7 @@ from tests.kubernetes.cluster import NODES, FakeCluster
 from tests.kubernetes.images import PYTHON
 
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
-TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
+REAL_TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
 """An image with PyTorch that a real cluster can pull; empty if none is named."""
 UID = 10001
 """The user ID of the containers, to which the files of the volume belong."""
@@ -58,7 +58,7 @@ class Site:
             "kubeconfig": str(self.kubeconfig),
             "namespace": self.namespace,
             "volume": self.volume(),
-            "images": {"bare": IMAGE, "pytorch": TORCH_IMAGE or IMAGE},
+            "images": {"bare": IMAGE, "pytorch": REAL_TORCH_IMAGE or IMAGE},
         } | changes
 
     def volume(self) -> dict[str, Any]:

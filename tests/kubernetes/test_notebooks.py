@@ -25,8 +25,8 @@ from runtime.specs import Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.factories.notebooks import FAST_CHECKS, FAST_CHECKS_SOURCE, Browser, sell_notebook
 from tests.kubernetes.harness import KubernetesHarness
-from tests.kubernetes.images import TORCH, python_image
-from tests.runtime.backends.cluster_runs import create_limited_backend
+from tests.kubernetes.images import FAKE_TORCH_IMAGE, python_image
+from tests.runtime.backends.cluster_runs import LIMITED_ROLE, create_limited_backend
 from tests.runtime.images_of_ours import IMAGES
 from tests.tools import asgi_console
 
@@ -50,6 +50,8 @@ ECHO = """
     server.serve_forever()
 """
 """Listens where JupyterLab does."""
+IDLE_SECONDS = "1800"
+"""The notebook's argument: after so long without use it ends. No test lasts that long."""
 BODY = os.urandom(3 << 20)
 """Larger than a message of the websocket and than the buffers of sockets."""
 
@@ -120,7 +122,7 @@ def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_
     wait_for(lambda: not fake.server.forwards, 30)
     assert list(tunnel_folders.iterdir()) == []
     without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
-    fake.store.edit("roles", config.namespace, "r", lambda role: role.update(rules=without))
+    fake.store.edit("roles", config.namespace, LIMITED_ROLE, lambda role: role.update(rules=without))
     with pytest.raises(BackendUnavailable, match="403"):
         run(post(permitted, b""))
 
@@ -162,8 +164,12 @@ def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_harnes
 
     assert run(read_until_the_end()) == b""
     own_harness.wait_for_outcome(Outcome.STOPPED)
-    with pytest.raises((RunNotFound, BackendUnavailable)):
+    # The backend remembers the Pod of a notebook that has answered, until it cannot connect to it.
+    with pytest.raises(BackendUnavailable):
         run(post(backend, b""))
+    with pytest.raises(RunNotFound):
+        run(post(backend, b""))
+    # Another process of the console remembers no Pod.
     with pytest.raises(RunNotFound):
         run(post(own_harness.another(), b""))
     with pytest.raises(RunNotFound):
@@ -203,6 +209,7 @@ def test_credentials_follow_no_redirect(same_server):
                     pass
 
     asyncio.run(connect_and_be_redirected())
+    # asyncio connects to the redirect's target before the client refuses it. Nothing is sent over that connection.
     assert [b"Bearer secret" in request for request in requests if request] == [True]
 
 
@@ -212,8 +219,8 @@ def test_credentials_follow_no_redirect(same_server):
 @pytest.fixture
 def harness(fake_site):
     assert venvs.is_ready(IMAGES, "pytorch"), "Run 'python manage.py build_image pytorch' first."
-    fake_site.fake.registry.images[TORCH] = python_image(IMAGES / "pytorch")
-    created = KubernetesHarness(fake_site, images={"pytorch": TORCH})
+    fake_site.fake.registry.images[FAKE_TORCH_IMAGE] = python_image(IMAGES / "pytorch")
+    created = KubernetesHarness(fake_site, images={"pytorch": FAKE_TORCH_IMAGE})
     yield created
     created.close()
 
@@ -226,7 +233,7 @@ def notebook(transactional_db, customer, harness, monkeypatch):
     attempt = sell_notebook(customer)
     spec = harness.spec(
         name=attempt.run_name, image=Image(builtin="pytorch"), script="", builtin_script="notebook",
-        arguments=("3600",), resources=Resources(cpus=1, memory_mib=2048), deadline_seconds=3600,
+        arguments=(IDLE_SECONDS,), resources=Resources(cpus=1, memory_mib=2048), deadline_seconds=3600,
     )  # fmt: skip
     harness.backend.submit(spec)
     harness.wait(spec.name, lambda status: status.phase is RunPhase.RUNNING)
@@ -314,7 +321,7 @@ def test_an_idle_notebook_in_a_pod_ends_by_itself(harness):
     )  # fmt: skip
     assert "Idle for" in harness.log()
     with pytest.raises(RunNotFound):
-        run(post(harness.another(), b""))
+        run(post(harness.another(), b""))  # as another process of the console
 
 
 @pytest.mark.django_db(transaction=True)
@@ -330,10 +337,11 @@ def test_a_pod_gets_the_limits_that_were_bought(own_harness, customer):
     )
     (pod,) = wait_for(lambda: own_harness.site.pods(bought.name))
     config = own_harness.config()
+    # The pull of the image and the meeting of the nodes may take `start_seconds` each. Two margins are for the end.
     margin = config.gang_seconds + 2 * config.start_seconds + 2 * names.POD_MARGIN_SECONDS
     assert pod.spec.active_deadline_seconds == 5400 + margin
     (source,) = [volume for volume in pod.spec.volumes if volume.name == "order"]
-    order = own_harness.site.core.read_namespaced_config_map(source.config_map.name, own_harness.site.namespace)
-    plan = json.loads(order.data["order.json"])
-    assert plan["deadline_seconds"] == 5400
-    assert plan["plan"]["arguments"] == ["900", "8888"]
+    config_map = own_harness.site.core.read_namespaced_config_map(source.config_map.name, own_harness.site.namespace)
+    pod_plan = json.loads(config_map.data["order.json"])
+    assert pod_plan["deadline_seconds"] == 5400
+    assert pod_plan["plan"]["arguments"] == ["900", "8888"]

@@ -16,9 +16,9 @@ from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase, WaitingCode
 from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
-from tests.kubernetes.images import TORCH, python_image
+from tests.kubernetes.images import FAKE_TORCH_IMAGE, python_image
 from tests.kubernetes.real_cluster import RealSite
-from tests.kubernetes.sites import TORCH_IMAGE, FakeSite
+from tests.kubernetes.sites import REAL_TORCH_IMAGE, FakeSite
 from tests.runtime.backends.contract import STUBBORN, WAIT
 from tests.runtime.images_of_ours import IMAGES
 
@@ -67,7 +67,7 @@ def test_the_printed_roles_suffice(site, request):
     )
     path = site.kubeconfig_of(reported.status.token, site.root.parent / f"{name}.kubeconfig")
     request.addfinalizer(path.unlink)
-    # A role counts a moment after it was made.
+    # A new role takes effect only after a moment.
     wait_for(lambda: not any(map(_lacks, check(site.config(kubeconfig=str(path)), site.root, smoke=False))))
     harness = KubernetesHarness(site, kubeconfig=str(path))
     ready(harness)
@@ -99,13 +99,13 @@ def _create(site, made, request):
 @pytest.mark.cores(2)
 @pytest.mark.torch
 def test_torch_reduces_over_all_pods(site):
-    if site.real and not TORCH_IMAGE:
+    if site.real and not REAL_TORCH_IMAGE:
         pytest.skip("Name an image with torch in TRAINYARD_TEST_TORCH_IMAGE.")
-    image = TORCH_IMAGE or TORCH
+    image = REAL_TORCH_IMAGE or FAKE_TORCH_IMAGE
     if isinstance(site, FakeSite):
         assert venvs.is_ready(IMAGES, "pytorch"), "Run 'python manage.py build_image pytorch' first."
         site.fake.registry.images[image] = python_image(IMAGES / "pytorch")
-    harness = KubernetesHarness(site, images={"bare": image})
+    harness = KubernetesHarness(site, images={KubernetesHarness.image: image})  # the image of the harness's runs
     try:
         harness.complete(ALL_REDUCE, nodes=2, workers_per_node=2, resources=Resources(cpus=0.5, memory_mib=2048))
         assert [harness.log(rank) for rank in range(4)] == ["sum 10.0\n"] * 4
@@ -124,7 +124,8 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     waits = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
     own_harness.start(waits, nodes=2)
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
-    # Without shared storage a record comes only through its node's kubelet. Node 0's record covers both nodes.
+    # Without shared storage, only node 1's kubelet is killed: node 0's must deliver node 0's record, which covers both
+    # nodes.
     names = {pod.spec.node_name for pod in own_harness.site.pods("job-1-1")[0 if shared else 1 :]}
     containers = fake.containers()
     for name in names:
@@ -140,7 +141,10 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
 
 
 def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_site, monkeypatch):
-    """A kubelet keeps the first grace period that it received, also one longer than a lost node's time-out."""
+    """The second stop does not shorten the pod's six seconds.
+
+    Although that is longer than the time-out for a lost node, the outcome is STOPPED, not NODE_LOST.
+    """
     monkeypatch.setattr(outcome, "_KUBELET_REPORT_SECONDS", 0.5)
     own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=6, deadline_seconds=3600)
@@ -160,7 +164,7 @@ def test_a_reused_run_name_finds_its_own_pods(own_harness, fake):
 
 
 def test_a_real_cluster_is_used_through_pods_and_the_api_and_left_clean(fake_site, monkeypatch):
-    """On a real cluster, Pods write the files of tests, and the API returns output."""
+    """`RealSite`, tested on the fake cluster: Pods write the files of tests, and the API returns output."""
     monkeypatch.setenv("TRAINYARD_TEST_HOST_PATH", str(fake_site.folder))
     site = RealSite(fake_site.kubeconfig)
     try:

@@ -142,6 +142,13 @@ def test_stopped_ddp_resumes_within_its_epoch_and_local_sgd_is_ddp_at_first(torc
     assert epochs[-1][2]["accuracy"] > 0.8
 
 
+def test_a_text_without_a_batch_is_refused_with_advice(text_harness):
+    (text_harness.dataset / "python.txt").write_text("short")
+    text_harness.submit("", script="fsdp2.py", batch_size=32, lr="0.02", **NODE)
+    text_harness.wait_for_outcome(Outcome.CODE_FAILED)
+    assert "The test set has 0 sequences, fewer than a batch of 32. Use more text" in text_harness.all_logs("job-1-1")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["mnist_ddp.py", "local_sgd.py"])
 def test_an_example_stops_after_an_epoch_of_one_batch(torch_harness, script):

@@ -72,7 +72,7 @@ def test_a_machine_counts_for_the_node_types_it_accepts():
     total = Resources(8, 8192)
     reserved = NodeCapacity("reserved", total, total, closed_to=frozenset({"", "small"}))
     free = NodeCapacity("free", total, total, closed_to=frozenset({"large"}))
-    capacity = Capacity((reserved, free), kinds=frozenset({"small", "large", "any"}))
+    capacity = Capacity((reserved, free), placed_kinds=frozenset({"small", "large", "any"}))
     result = {kind: capacity.nodes_ever(Resources(4, 1024), kind) for kind in ("small", "large", "any", "unnamed", "")}
     assert result == {"small": 2, "large": 2, "any": 4, "unnamed": 2, "": 2}
     assert capacity.nodes_now(Resources(8, 1024), "large") == 1

@@ -16,6 +16,7 @@ from storage.models import WorkspaceImport
 from storage.trees import Usage
 from storage.workspace_sources import start_workspace
 from tests.crashes import crash_at
+from tests.factories.storage import WorkspaceImportFactory
 from tests.storage.refusals import refused_fields
 
 pytestmark = pytest.mark.django_db
@@ -245,3 +246,14 @@ def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_tim
     row.refresh_from_db()
     assert row.state == "failed"
     assert row.error.startswith("导入中断次数过多")  # in the member's language
+
+
+def test_deleted_workspaces_hide_no_failed_import_and_the_number_of_open_ones_is_limited(member, resolve, monkeypatch):
+    monkeypatch.setattr(workspace_imports, "MAX_OPEN", 1)
+    organization, now = member.organization, timezone.now()
+    failed = WorkspaceImportFactory(organization=organization, ended_at=now, error="No such branch.")
+    WorkspaceImportFactory.create_batch(20, organization=organization, ended_at=now)  # their workspaces were deleted
+    still_open = WorkspaceImportFactory(organization=organization)
+    assert workspace_imports.shown_imports(organization) == [still_open, failed]
+    with pytest.raises(InvalidInput, match="has 1 imports in progress"):
+        start_workspace(organization=organization, user=None, name="code", git_url=URL)

@@ -3,9 +3,12 @@
 import base64
 import ssl
 import threading
+from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from django.utils import timezone
 
 from console.accounts.models import Quota
 from console.core import connections
@@ -252,8 +255,18 @@ def test_an_import_is_limited_in_size_by_the_quota_and_in_number(server, dataset
     assert selectors.usage_by_kind(dataset.organization)["uploads"].size_bytes == 0
     for _number in range(imports.MAX_OPEN):
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput, match=f"has {imports.MAX_OPEN} imports in progress"):
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+
+
+def test_a_dataset_shows_its_open_imports_and_recent_failures_but_none_whose_version_was_removed(dataset):
+    now = timezone.now()
+    create = partial(DatasetImport.objects.create, dataset=dataset, url="https://example.com/f")
+    still_open, failed = create(), create(ended_at=now, error="No such file.")
+    create(ended_at=now - timedelta(days=2), error="No such file.")
+    for _number in range(20):
+        create(ended_at=now)  # its version was removed
+    assert imports.shown_imports(dataset) == [failed, still_open]
 
 
 def test_an_import_is_started_over_the_api_and_its_file_is_kept_while_it_is_open(server, dataset, api, owner):

@@ -106,7 +106,7 @@ def test_garbage_collection_removes_what_was_kept_long_enough(workspace, folder,
     with pytest.raises(NotFound):
         recycle_bin.restore(item=old)
     garbage_collection.collect()
-    assert names_in_bin() == sorted([kept.folder, "orphan"]), "what has no row is kept for as long"
+    assert names_in_bin() == sorted([kept.folder, "orphan"]), "what has no row is kept for as long as a deleted file"
     monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", timedelta(0))
     garbage_collection.collect()
     assert names_in_bin() == [kept.folder]

@@ -62,7 +62,8 @@ def compute_capacity(
 def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
     """Return the capacity that the settings declare, less the requests of the runs' live Jobs.
 
-    This is for a console that may not list Nodes, and for a cluster that adds machines on demand.
+    This is for a console that may not list Nodes, and for a cluster that adds machines on demand. The caller leaves out
+    Jobs that are suspended or have ended.
     """
     # Without Pods, the requests of all nodes of the Jobs count as pending, and the declared machines as empty.
     return reserve(declared, pending_requests(jobs, (), config))
@@ -71,7 +72,7 @@ def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: Cluste
 def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[NodeRequest]:
     """Return one request for each Pod of the Jobs that is not among the scheduled ones in `pods`.
 
-    `pods` are all Pods that have not ended.
+    `jobs` are neither suspended nor ended. `pods` are all Pods that have not ended.
     """
     scheduled_pods: dict[str, int] = {}
     for pod in pods:

@@ -23,8 +23,9 @@ from runtime.backends.kubernetes.rbac import Rule, rules
 from runtime.errors import RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
-"""Supported minor versions of Kubernetes 1. In the oldest, the fields of a Job that runs use (podFailurePolicy,
-backoffLimitPerIndex, podReplacementPolicy) are stable or on by default. Versions after the newest are untested."""
+"""Supported minor versions of Kubernetes 1. In the oldest version, all Job fields that Trainyard sets
+(podFailurePolicy, backoffLimitPerIndex, podReplacementPolicy) are stable or on by default. Versions after the newest
+are untested."""
 SMOKE_SECONDS = 180.0
 """How long the smoke run may take. The first pull of the image may take minutes; the run itself takes seconds."""
 _SMOKE_MEMORY_MIB = 512
@@ -65,7 +66,8 @@ def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult
         return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=remedy)
     except RuntimeFault as fault:
         return CheckResult(name, ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
-    except (OSError, KeyError, ValueError, TypeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        # All but OSError mean that the server's answer has an unexpected form.
         return CheckResult(name, ok=False, detail=f"The check failed: {type(error).__name__}: {error}")
 
 
@@ -136,7 +138,10 @@ def _check_storage(api: ApiClient, config: ClusterConfig, root: Path) -> CheckRe
             return CheckResult("storage", ok=False, detail=f"The claim {volume.claim} is {phase}.", remedy=remedy)
         return _check_bound_claim(config, root, (claim.get("spec") or {}).get("accessModes", []))
     if not volume.shared:
-        detail = f"{volume.host_path} on each machine, not shared: for trials. Checkpoints end with their pod."
+        detail = (
+            f"{volume.host_path} on each machine, not shared: for trials. Checkpoints and outputs are in an emptyDir "
+            "of their pod, and end with it."
+        )
         return CheckResult("storage", ok=True, detail=detail)
     return _check_shared_folder(config, root)
 
@@ -192,13 +197,14 @@ def _check_machines(api: ApiClient, config: ClusterConfig) -> CheckResult:
     # A machine that accepts no Pods counts as full.
     ready = [machine for machine in capacity.machines if machine.free.cpus > 0]
     detail = f"{len(kubernetes_nodes)} nodes, {len(capacity.machines)} for runs, {len(ready)} of them ready."
+    # Node kinds, which the settings call node types, that no machine accepts.
     unserved_kinds = sorted(
-        kind for kind in capacity.kinds if all(kind in machine.closed_to for machine in capacity.machines)
+        kind for kind in capacity.placed_kinds if all(kind in machine.closed_to for machine in capacity.machines)
     )
     if config.elastic:
         return CheckResult("machines", ok=True, detail=f"{detail} The cluster adds more for pending pods.")
     if ready and unserved_kinds:
-        detail = f"{detail} None is for {', '.join(unserved_kinds)}."
+        detail = f"{detail} None accepts nodes of type {', '.join(unserved_kinds)}."
         remedy = "Set labels and taints on machines to match the cluster's 'node_selectors' and 'tolerations'."
         return CheckResult("machines", ok=False, detail=detail, remedy=remedy)
     remedy = "Check 'kubectl get nodes'. If nodes have taints, add them to the cluster's 'tolerations'."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 LIBRARY = "libnvidia-ml.so.1"
 _INTERVAL_SECONDS = 2.0
@@ -58,7 +58,7 @@ class Gpus:
     def _read_repeatedly(self) -> None:
         handles = self.open_handles()
         while handles:  # without any GPU, the thread ends at once
-            self.readings = [self.read_gpu(index, handle) for index, handle in enumerate(handles)]
+            self.readings = [self.read_gpu(index, handle) for index, handle in handles.items()]
             if self._is_stopped.wait(_INTERVAL_SECONDS):
                 return
 
@@ -66,16 +66,16 @@ class Gpus:
         """Stop reading."""
         self._is_stopped.set()
 
-    def open_handles(self) -> List[Any]:
-        """Return a handle for each GPU; none without the library or a driver that answers."""
-        handles = []
+    def open_handles(self) -> Dict[int, Any]:
+        """Return the handles of the GPUs that the driver finds, by index; none without the library or a driver."""
+        handles = {}
         # Every function of NVML returns 0 on success, else an error code.
         try:
             if self._library is None:
                 self._library = ctypes.CDLL(LIBRARY)
             if self._library.nvmlInit_v2():
-                return []
-            for uuid in self._uuids:
+                return {}
+            for index, uuid in enumerate(self._uuids):
                 handle = ctypes.c_void_p()
                 pointer = ctypes.byref(handle)
                 if uuid.isdigit():
@@ -83,9 +83,9 @@ class Gpus:
                 else:
                     error_code = self._library.nvmlDeviceGetHandleByUUID(uuid.encode(), pointer)
                 if not error_code:
-                    handles.append(handle)
+                    handles[index] = handle
         except (OSError, AttributeError):
-            return []
+            return {}
         return handles
 
     def read_gpu(self, index: int, handle: Any) -> Gpu:

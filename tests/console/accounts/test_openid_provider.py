@@ -16,7 +16,6 @@ from django.test import Client
 from django.urls import reverse
 
 from console import sign_in
-from console.accounts import services
 from console.accounts.models import AuditEvent
 from console.accounts.openid import SCOPES, is_redirect_uri
 from console.accounts.roles import Role
@@ -192,7 +191,7 @@ def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
     assert client.get("/api/v1/notebooks/", headers=headers).status_code == 403
 
 
-def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browser, owner, stranger, api):
+def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browser, owner, stranger):
     token = log_in_to(browser, hub)["access_token"]
 
     def status(organization=None):
@@ -200,12 +199,13 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
 
     second = MembershipFactory(user=owner.user, role=Role.BILLING)
     mine, other = owner.organization.slug, second.organization.slug
+    # None: a person with several organizations must name one.
     assert [status(each) for each in (None, mine, other, stranger.organization.slug)] == [403, 200, 200, 403]
     run = Client().post(
         "/api/v1/notebooks/quotes/", "{}", content_type="application/json", headers=bearer(token, other)
     )
     assert run.status_code == 403  # the role *billing* may not run notebooks
-    services.set_second_factor_required(organization=owner.organization, is_required=False, actor=owner.user)
+    # Without the service, which refuses it to an owner without a second factor.
     owner.organization.requires_second_factor = True
     owner.organization.save()
     assert status(mine) == 403
@@ -239,25 +239,29 @@ def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner
     assert request_tokens(hub, grant_type="refresh_token", refresh_token=got["refresh_token"]).status_code == 400
 
 
+def shown_secret(page):
+    """Return the secret that a page of the administration shows after it was created."""
+    return html.unescape(re.search(r"<code>([^<]+)</code>", page)[1])
+
+
 def test_administrators_register_clients_with_exact_addresses(admin_client):
     add = reverse("admin:allauth_idp_oidc_client_add")
     form = {"name": "Hub", "redirect_uris": f"{HUB}\nhttps://*.example.com/", "scopes": ["notebooks"]}
     assert "complete https:// address" in admin_client.post(add, form).content.decode()
     page = admin_client.post(add, form | {"redirect_uris": HUB}, follow=True).content.decode()
     service = Service.objects.get()
-    secret = html.unescape(re.search(r"<code>([^<]+)</code>", page)[1])
+    secret = shown_secret(page)
     assert service.check_secret(secret)
     assert (service.get_scopes(), service.get_redirect_uris(), service.type) == (
         ["openid", "notebooks"], [HUB], "confidential",
     )  # fmt: skip
     chosen = {"action": "replace_secret", "_selected_action": [service.pk]}
-    page = admin_client.post(reverse("admin:allauth_idp_oidc_client_changelist"), chosen, follow=True)
+    page = admin_client.post(reverse("admin:allauth_idp_oidc_client_changelist"), chosen, follow=True).content.decode()
+    new_secret = shown_secret(page)
     service.refresh_from_db()
-    assert not service.check_secret(secret)
-    assert (
-        secret
-        not in admin_client.get(reverse("admin:allauth_idp_oidc_client_change", args=[service.pk])).content.decode()
-    )
+    assert [service.check_secret(each) for each in (secret, new_secret)] == [False, True]
+    change = reverse("admin:allauth_idp_oidc_client_change", args=[service.pk])
+    assert new_secret not in admin_client.get(change).content.decode()
 
 
 def test_a_redirect_uri_is_complete_and_encrypted():

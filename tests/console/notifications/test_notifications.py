@@ -25,7 +25,7 @@ def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_the_buyer(client, cu
     kinds = Notification.objects.order_by("pk").values_list("kind", flat=True)
     assert list(kinds)[-2:] == ["job.succeeded", "job.failed"]
 
-    assert run_mails.send_due() == 2  # both are settled, though only the failure is mailed
+    assert run_mails.send_due() == 2  # both are marked as handled, though only the failure is mailed
     assert run_mails.send_due() == 0
     [sent] = mail.outbox
     assert sent.to == [customer.membership.user.email]
@@ -45,7 +45,7 @@ def test_the_end_of_a_sweep_is_mailed_in_place_of_its_trials(client, sweeper, cu
     sweeper.run(good, 0.75)
     sweeper.run(bad, outcome=Outcome.CODE_FAILED)
     progress.advance(sweep_pk=sweep.pk)
-    progress.advance(sweep_pk=sweep.pk)
+    progress.advance(sweep_pk=sweep.pk)  # repeated, as by another process: it publishes no second notification
     kinds = Notification.objects.order_by("pk").values_list("kind", flat=True)
     assert list(kinds)[-2:] == ["job.failed", "sweep.ended"]
     assert "job.succeeded" not in kinds
@@ -72,14 +72,16 @@ def test_a_member_chooses_what_is_mailed(client, customer):
     run_mails.send_due()
     assert len(mail.outbox) == 1
     assert emails.mail_recipients(customer.organization, "invoice.issued") == set()
+    # Emails about failed top-ups, disputes and unpaid storage go to all payers, and cannot be declined.
     assert emails.payers(customer.organization) == {customer.membership.user}
 
 
-def test_money_is_shown_to_those_who_may_pay(client, owner):
+def test_notifications_about_money_and_expiring_files_are_hidden_from_viewers(client, owner):
     for kind in ("wallet.topped_up", "wallet.low"):
         data = {"amount_minor": 500, "available_minor": 500, "currency": "USD"}
         services.publish(organization=owner.organization, kind=kind, data=data)
-    services.publish(organization=owner.organization, kind="budget.reached", data={"percent": 80, "of": ""})
+    data = {"percent": 80, "of": ""}  # "": of the whole organization's budget
+    services.publish(organization=owner.organization, kind="budget.reached", data=data)
     data = {"invoice": 1, "number": "R-1", "total_minor": 100, "currency": "USD"}
     services.publish(organization=owner.organization, kind="invoice.issued", data=data)
     services.publish(organization=owner.organization, kind="files.expiring", data={"jobs": [1, 2]})

@@ -6,7 +6,7 @@ from runtime.backends.kubernetes.backend import KubernetesBackend
 from tests.runtime.backends.contract import WAIT
 
 NAME = "job-1-1"
-ROLE = "r"
+LIMITED_ROLE = "limited"
 """The Role of backends with limited permissions."""
 
 
@@ -32,10 +32,10 @@ def create_limited_backend(harness, fake, config, rules):
 
 def limit_config(harness, fake, config, rules):
     """Return the settings with a kubeconfig that has only the permissions in `rules`."""
-    fake.make("roles", config.namespace, ROLE, rules=rules)
+    fake.make("roles", config.namespace, LIMITED_ROLE, rules=rules)
     fake.make("serviceaccounts", config.namespace, "a")
     subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ROLE}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": LIMITED_ROLE}
     fake.make("rolebindings", config.namespace, "b", roleRef=reference, subjects=[subject])
     token = fake.server.access.token_for(config.namespace, "a")
     path = harness.site.root.parent / "limited"

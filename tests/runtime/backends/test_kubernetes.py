@@ -2,11 +2,15 @@
 
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from runtime.backends.kubernetes import rbac
 from runtime.backends.kubernetes.backend import KubernetesBackend, check
+from runtime.backends.kubernetes.check import NEWEST_MINOR
+from runtime.backends.kubernetes.check import check as run_checks
+from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
@@ -190,6 +194,19 @@ def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harnes
     assert not ok or "Two nodes met" in lines["smoke run"].detail
 
 
+def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tmp_path):
+    config = ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": str(tmp_path)}, "queue": "runs"})
+    api = SimpleNamespace(
+        get=lambda _path: {"major": "1", "minor": str(NEWEST_MINOR)},
+        find=lambda _path: "no object",
+        list=lambda _path, **_query: {"items": ["no object"]},
+        is_allowed=lambda _attributes: True,
+    )
+    lines = run_checks(api, config, tmp_path, backend=None)
+    failed = {line.name for line in lines if line.detail.startswith("The check failed: ")}
+    assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
+
+
 def test_check_names_node_kinds_without_machines(own_harness, fake):
     def machines(**settings):
         lines = check(own_harness.config(**settings), own_harness.site.root / "runs", smoke=False)
@@ -198,7 +215,7 @@ def test_check_names_node_kinds_without_machines(own_harness, fake):
     assert (machines().ok, machines().detail) == (True, "2 nodes, 2 for runs, 2 of them ready.")
     kinds = {"large": {"pool": "large"}, "any": {}}
     line = machines(node_selectors=kinds)
-    assert (line.ok, line.detail) == (False, "2 nodes, 2 for runs, 2 of them ready. None is for large.")
+    assert (line.ok, line.detail) == (False, "2 nodes, 2 for runs, 2 of them ready. None accepts nodes of type large.")
     assert "node_selectors" in line.remedy
     fake.edit_node("node-a", lambda node: node["metadata"]["labels"].update(pool="large"))
     assert machines(node_selectors=kinds).ok

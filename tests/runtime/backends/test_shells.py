@@ -18,7 +18,7 @@ from runtime.launcher.shell import HEADER, INPUT
 from runtime.specs import Outcome, RunPhase
 from tests.console.processes import wait_for
 from tests.factories.shells import Browser, closing_code
-from tests.runtime.backends.cluster_runs import ROLE, create_limited_backend
+from tests.runtime.backends.cluster_runs import LIMITED_ROLE, create_limited_backend
 from tests.runtime.backends.contract import WAIT
 from tests.tools import asgi_console
 
@@ -216,6 +216,6 @@ def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_ha
     with pytest.raises(RunNotFound):
         asyncio.run(open_and_close(permitted.shell_socket("job-1-1", 1)))
     without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
-    fake.store.edit("roles", config.namespace, ROLE, lambda role: role.update(rules=without))
+    fake.store.edit("roles", config.namespace, LIMITED_ROLE, lambda role: role.update(rules=without))
     with pytest.raises(BackendUnavailable, match="403"):
         asyncio.run(open_and_close(tunnel))

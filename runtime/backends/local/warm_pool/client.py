@@ -47,7 +47,7 @@ class WarmPool:
         """Yield a nonce, under which the `with` block must record the run; start the run at the end of the block."""
         if self._idle_seconds and self._is_running():
             with protocol.sending_request(self._root, {"fork_server": fork_server, "start": request}) as accepted:
-                if accepted:
+                if accepted:  # the daemon starts the run when this block ends, which closes the connection
                     yield request["nonce"]
                     return
         request["nonce"] = secrets.token_hex(16)
@@ -69,7 +69,7 @@ class WarmPool:
         }
         process, stdin = _start_module("local.warm_pool.daemon", json.dumps(settings))
         stdin.close()
-        # The daemon detaches from this process, which then ends and must be reaped.
+        # `process` forks the daemon and ends at once, and must be reaped.
         threading.Thread(target=process.wait, daemon=True).start()
 
     def is_prepared(self, fork_server: ForkServer) -> bool:
@@ -119,7 +119,8 @@ class WarmPool:
         try:
             yield
         finally:
-            stdin.close()  # the starter has detached from this process and waits for the end of its input
+            # `process` has forked the starter, which waits for the end of its input. `process` itself ends at once.
+            stdin.close()
             process.wait()
 
 
