@@ -105,8 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("rerun_if_late"):
             item.add_marker(pytest.mark.flaky(reruns=2))
         needed = item.get_closest_marker("cores")
-        if needed and needed.args[0] >= CORES:  # it takes the whole machine, so only one such test runs at a time
-            item.add_marker(pytest.mark.xdist_group("machine"), append=False)
+        # Such a test takes the whole machine, so only one runs at a time. Whole consoles have a group of their own.
+        if needed and needed.args[0] >= CORES and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("machine"))
         if config.getoption("--fast") and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow, left to make test-all"))
 

@@ -86,6 +86,10 @@ def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailout
     assert not any(log_in(client, user, "guess", address) for _ in range(4))
     assert log_in(client, user, PASSWORD, address)
     client.logout()
+    assert not log_in(client, user, "guess", address)  # the fifth, after which the address would be refused
+    assert log_in(client, user, PASSWORD, address)
+    client.logout()
+    address = "203.0.113.31"  # ten failures of one address would block it for all accounts
     assert not any(log_in(client, user, "guess", address) for _ in range(5))
     client.post(reverse("account_reset_password"), {"email": user.email}, **behind(address))
     path = re.search(r"/accounts/password/reset/key/\S+", mailoutbox[0].body)[0]
