@@ -68,13 +68,17 @@ class Product(models.Model):
 class Order(models.Model):
     """A bought quote. The idempotency key makes a repeated request return this row."""
 
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="orders")
-    quote = models.OneToOneField(Quote, models.PROTECT, related_name="order")
-    hold = models.OneToOneField(Hold, models.PROTECT, related_name="order")
-    product = models.ForeignKey(Product, models.PROTECT, related_name="orders")
-    idempotency_key = models.CharField(max_length=255)
-    placed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    id = models.UUIDField("ID", primary_key=True, default=uuid.uuid4, editable=False)
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, related_name="orders", verbose_name=_("organization")
+    )
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="order", verbose_name=_("quote"))
+    hold = models.OneToOneField(Hold, models.PROTECT, related_name="order", verbose_name=_("hold"))
+    product = models.ForeignKey(Product, models.PROTECT, related_name="orders", verbose_name=_("product"))
+    idempotency_key = models.CharField(_("idempotency key"), max_length=255)
+    placed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("ordered by")
+    )
     created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
 
     class Meta:
@@ -119,9 +123,11 @@ class PackageLayer(models.Model):
         FAILED = "failed", _("Failed")
         REMOVED = "removed", _("Removed")
 
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="package_layers")
-    image = models.ForeignKey(Image, models.PROTECT, related_name="+")
-    key = models.CharField(max_length=64)
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, related_name="package_layers", verbose_name=_("organization")
+    )
+    image = models.ForeignKey(Image, models.PROTECT, related_name="+", verbose_name=_("image"))
+    key = models.CharField(_("key"), max_length=64)
     """Identifies image and requirements: `layer_key` of `runtime.packages.layers`, or that of `cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
@@ -134,7 +140,7 @@ class PackageLayer(models.Model):
     """Why the installation failed, in the installer's words. Empty if it did not fail, or the platform was at fault."""
     log = models.TextField(_("output"), blank=True)
     size_bytes = models.BigIntegerField(_("size"), default=0)
-    faults = models.PositiveSmallIntegerField(default=0)
+    faults = models.PositiveSmallIntegerField(_("platform faults"), default=0)
     """How often the platform failed to install these packages; see `packages.MAX_FAULTS`."""
     requested_at = models.DateTimeField(_("requested"))
     used_at = models.DateTimeField(_("last used"))
@@ -213,11 +219,17 @@ class Job(models.Model):
         GLOO = Controller.GLOO, _("Gloo")
         MPI = Controller.MPI, _("MPI")
 
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs")
-    order = models.OneToOneField(Order, models.PROTECT, related_name="job")
+    organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs", verbose_name=_("organization"))
+    order = models.OneToOneField(Order, models.PROTECT, related_name="job", verbose_name=_("order"))
     # A copy of the order's, for the filter by member. The index `jobs_of_a_member` also serves as this key's own.
     placed_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, editable=False, related_name="+", db_index=False
+        settings.AUTH_USER_MODEL,
+        models.SET_NULL,
+        null=True,
+        editable=False,
+        related_name="+",
+        db_index=False,
+        verbose_name=_("ordered by"),
     )
     name = models.CharField(_("name"), max_length=100)
     framework = models.CharField(_("framework"), max_length=16)
@@ -254,13 +266,13 @@ class Job(models.Model):
     warmup_epochs = models.PositiveIntegerField(_("warm-up epochs"), default=0, db_default=0)
     """Only passed on to the customer's code, which raises the learning rate itself during these epochs."""
     batch_size = models.PositiveIntegerField(_("batch size"))
-    node_spec = models.ForeignKey(NodeSpec, models.PROTECT, related_name="+")
+    node_spec = models.ForeignKey(NodeSpec, models.PROTECT, related_name="+", verbose_name=_("node spec"))
     nodes = models.PositiveSmallIntegerField(_("nodes"))
     workers_per_node = models.PositiveSmallIntegerField(_("processes per node"))
     dataset_versions: models.ManyToManyField[DatasetVersion, JobDataset] = models.ManyToManyField(
         DatasetVersion, through="JobDataset", related_name="+"
     )
-    deadline_seconds = models.PositiveIntegerField()
+    deadline_seconds = models.PositiveIntegerField(_("time limit (seconds)"))
     """How long all attempts together may run on all nodes. They may take longer on fewer: `usage.left_seconds`."""
     retries = models.PositiveSmallIntegerField(_("retries"), default=0)
     """How often a failure of the code is retried. Retries after platform faults are not counted here."""
@@ -307,7 +319,7 @@ class Job(models.Model):
     """The job whose checkpoints are copied into this job's checkpoint folder before its first attempt."""
     checkpoints_copied_at = models.DateTimeField(null=True, blank=True)
     rerun_of = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="reruns")
-    traceparent = models.CharField(max_length=55, blank=True, default="", db_default="")
+    traceparent = models.CharField(_("trace context"), max_length=55, blank=True, default="", db_default="")
     """Trace context (W3C) of the request that bought the job; the spans of its runs belong to that trace."""
 
     state = models.CharField(_("state"), max_length=10, choices=States.choices, default=States.QUEUED)
@@ -316,12 +328,12 @@ class Job(models.Model):
     detail = models.TextField(_("detail"), blank=True)
     """The message of the failure that ended the job; empty if there is none."""
     queued_at = models.DateTimeField(_("queued"))
-    not_before = models.DateTimeField(null=True, blank=True)
+    not_before = models.DateTimeField(_("next attempt"), null=True, blank=True)
     """When the next attempt may start; set while a retry waits."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
-    cancel_requested_at = models.DateTimeField(null=True, blank=True)
-    waiting_code = models.CharField(max_length=32, blank=True)
+    cancel_requested_at = models.DateTimeField(_("cancellation requested"), null=True, blank=True)
+    waiting_code = models.CharField(_("waiting for"), max_length=32, blank=True)
     """Why the queued or starting job does not run yet: see `waiting`."""
     waiting_data = models.JSONField(default=dict, blank=True)
     """The values that the sentence for `waiting_code` needs."""
@@ -469,17 +481,17 @@ class Attempt(models.Model):
     """One attempt at running a job. Its name on the cluster is `job-<id>-<number>`."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
-    number = models.PositiveSmallIntegerField()
+    number = models.PositiveSmallIntegerField(_("number"))
     backend = models.CharField(max_length=32)
     """Stored name of the cluster; see `clusters.resolve_cluster_name`."""
     granted_nodes = models.PositiveSmallIntegerField()
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
-    claimed_at = models.DateTimeField()
+    claimed_at = models.DateTimeField(_("claimed"))
     submitted_at = models.DateTimeField(null=True, blank=True)
-    started_at = models.DateTimeField(null=True, blank=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
-    reason = models.CharField(max_length=16, choices=Job.Reasons.choices, blank=True)
-    detail = models.TextField(blank=True)
+    started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
+    reason = models.CharField(_("reason"), max_length=16, choices=Job.Reasons.choices, blank=True)
+    detail = models.TextField(_("detail"), blank=True)
     failure = models.JSONField(null=True, blank=True)
     """The first cause, as `runtime.specs.Failure`; None if nothing failed."""
     nodes = models.JSONField(default=list, blank=True)
@@ -517,15 +529,17 @@ class JobEvent(models.Model):
     """Something that happened to a job; written in the same transaction as the change."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="events")
-    attempt = models.PositiveSmallIntegerField(null=True, blank=True)
+    attempt = models.PositiveSmallIntegerField(_("attempt"), null=True, blank=True)
     """The attempt's number; None: the event is about the job as a whole."""
-    kind = models.CharField(max_length=32)
+    kind = models.CharField(_("kind"), max_length=32)
     """The new state if the event is a change of state, else what happened: see `messages.event_sentence`."""
     data = models.JSONField(default=dict, blank=True)
     """The values that the event's sentence needs."""
-    actor = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+")
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("who")
+    )
     """The member who caused the event; None if it was the platform or an administrator."""
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(_("when"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("job event")
@@ -563,12 +577,12 @@ class MetricPoint(models.Model):
 class ClusterStatus(models.Model):
     """Whether a cluster answered the last reconciliation. `clusters.record_status` writes it."""
 
-    name = models.CharField(max_length=32, unique=True)
-    answers = models.BooleanField()
-    since = models.DateTimeField()
+    name = models.CharField(_("name"), max_length=32, unique=True)
+    answers = models.BooleanField(_("online"))
+    since = models.DateTimeField(_("since"))
     """When `answers` last changed."""
-    checked_at = models.DateTimeField()
-    detail = models.TextField(blank=True)
+    checked_at = models.DateTimeField(_("last checked"))
+    detail = models.TextField(_("detail"), blank=True)
     """The error if the cluster does not answer: one English sentence, for administrators."""
     drained_since = models.DateTimeField(_("drained since"), null=True, blank=True)
     """When an administrator drained the cluster: no run starts there, started runs continue. None: not drained."""
@@ -629,17 +643,21 @@ class Sweep(models.Model):
         FAILING = "failing", _("The first trials failed")
         UNAVAILABLE = "unavailable", _("No more trials could be ordered")
 
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="sweeps")
-    quote = models.OneToOneField(Quote, models.PROTECT, related_name="sweep")
-    hold = models.OneToOneField(Hold, models.PROTECT, related_name="sweep")
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, related_name="sweeps", verbose_name=_("organization")
+    )
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="sweep", verbose_name=_("quote"))
+    hold = models.OneToOneField(Hold, models.PROTECT, related_name="sweep", verbose_name=_("hold"))
     extends = models.ForeignKey(
         "self", models.PROTECT, null=True, blank=True, related_name="extensions", verbose_name=_("extends")
     )
     """The first sweep of the same search, which this sweep extends; None if this one is the first."""
-    product = models.ForeignKey(Product, models.PROTECT, related_name="+")
+    product = models.ForeignKey(Product, models.PROTECT, related_name="+", verbose_name=_("product"))
     name = models.CharField(_("name"), max_length=100)
-    idempotency_key = models.CharField(max_length=255)
-    placed_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    idempotency_key = models.CharField(_("idempotency key"), max_length=255)
+    placed_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("ordered by")
+    )
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.RUNNING)
     reason = models.CharField(_("reason"), max_length=12, choices=Reasons.choices, blank=True)
     waiting = models.TextField(_("waiting for"), blank=True)

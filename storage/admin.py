@@ -118,6 +118,11 @@ class WorkspaceImportAdmin(ReadOnlyAdmin):
     list_select_related = ("organization",)
     search_fields = ("name", "git_url", "organization__name")
 
+    @admin.display(description=_("state"))
+    def state(self, workspace_import: WorkspaceImport) -> str:
+        """Return how far the import is."""
+        return str(workspace_import.state.label)
+
 
 @admin.register(DeletedFile)
 class DeletedFileAdmin(ReadOnlyAdmin):

@@ -31,11 +31,13 @@ NAME_VALIDATOR = RegexValidator(
 class Registry(models.Model):
     """An image registry and the credentials to pull from it. `secret` is the password, encrypted (`registries`)."""
 
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="registries")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="registries", verbose_name=_("organization")
+    )
     host = models.CharField(_("host"), max_length=255)
     username = models.CharField(_("user name"), max_length=255, blank=True)
     secret = models.BinaryField(blank=True, default=b"")
-    created_at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("registry")
@@ -70,7 +72,9 @@ class Secret(models.Model):
 class Image(models.Model):
     """An image that runs use. Built-in images have no organization; a customer's own have a registry reference."""
 
-    organization = models.ForeignKey(Organization, models.CASCADE, null=True, blank=True, related_name="images")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, null=True, blank=True, related_name="images", verbose_name=_("organization")
+    )
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     title = models.CharField(_("title"), max_length=100)
     description = models.TextField(_("description"), blank=True)
@@ -99,7 +103,9 @@ class Image(models.Model):
 class Dataset(models.Model):
     """A named set of files. Its published versions never change."""
 
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="datasets")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="datasets", verbose_name=_("organization")
+    )
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
     latest = models.ForeignKey(
@@ -108,7 +114,9 @@ class Dataset(models.Model):
     is_public = models.BooleanField(
         _("public"), default=False, db_default=False, help_text=_("Every organization can read it.")
     )
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     published: list[DatasetVersion]
@@ -196,9 +204,9 @@ class DatasetVersion(models.Model):
 
     kind = "versions"
     """How URLs of deleted items name this kind (`usage_api`)."""
-    dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions")
+    dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions", verbose_name=_("dataset"))
     number = models.PositiveIntegerField(_("version"))
-    folder = models.CharField(max_length=200, unique=True)
+    folder = models.CharField(_("folder"), max_length=200, unique=True)
     size_bytes = models.PositiveBigIntegerField(_("size"))
     file_count = models.PositiveIntegerField(_("files"))
     entry_count = models.PositiveIntegerField(
@@ -209,7 +217,9 @@ class DatasetVersion(models.Model):
         max_length=64,
         help_text=_("Of the uploaded archive. For files uploaded separately, of their list in sha256sum format."),
     )
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
     published_at = models.DateTimeField(_("published"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
@@ -229,13 +239,17 @@ class DatasetVersion(models.Model):
 class Model(models.Model):
     """A named series of trained models. Its published versions never change."""
 
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="trained_models")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="trained_models", verbose_name=_("organization")
+    )
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
     latest = models.ForeignKey(
         "ModelVersion", models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("latest version")
     )
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
 
@@ -260,9 +274,9 @@ class ModelVersion(models.Model):
 
     kind = "models"
     """How URLs of deleted items name this kind (`usage_api`)."""
-    model = models.ForeignKey(Model, models.CASCADE, related_name="versions")
+    model = models.ForeignKey(Model, models.CASCADE, related_name="versions", verbose_name=_("model"))
     number = models.PositiveIntegerField(_("version"))
-    folder = models.CharField(max_length=200, unique=True)
+    folder = models.CharField(_("folder"), max_length=200, unique=True)
     size_bytes = models.PositiveBigIntegerField(_("size"))
     file_count = models.PositiveIntegerField(_("files"))
     entry_count = models.PositiveIntegerField(_("entries"), help_text=_("Files and folders."))
@@ -274,7 +288,9 @@ class ModelVersion(models.Model):
     may not import `jobs`."""
     lineage = models.JSONField(_("lineage"), default=dict, blank=True)
     """How the model was made (`model_catalog.Lineage`): copies of the values at the time of publication."""
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
     published_at = models.DateTimeField(_("published"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
@@ -301,16 +317,20 @@ class Workspace(models.Model):
 
     kind = "workspaces"
     """How URLs of deleted items name this kind (`usage_api`)."""
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspaces")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="workspaces", verbose_name=_("organization")
+    )
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
-    folder = models.CharField(max_length=200, unique=True)
+    folder = models.CharField(_("folder"), max_length=200, unique=True)
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0, help_text=_("last measured value"))
     entry_count = models.PositiveIntegerField(
         _("entries"), default=1, db_default=1, help_text=_("Files, links and folders.")
     )
-    measured_at = models.DateTimeField(null=True, blank=True)
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    measured_at = models.DateTimeField(_("last measured"), null=True, blank=True)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
@@ -343,7 +363,9 @@ class WorkspaceImport(models.Model):
         COMPLETE = "complete", _("Complete")
         FAILED = "failed", _("Failed")
 
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="workspace_imports")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="workspace_imports", verbose_name=_("organization")
+    )
     name = models.CharField(_("name"), max_length=63)
     """The name of the workspace to create; `description` is its description."""
     description = models.TextField(_("description"), blank=True)
@@ -351,12 +373,16 @@ class WorkspaceImport(models.Model):
     git_branch = models.CharField(_("branch or tag"), max_length=200, blank=True)
     git_secret = models.CharField(_("access token"), max_length=100, blank=True)
     """The name of the secret with the token."""
-    workspace = models.ForeignKey(Workspace, models.SET_NULL, null=True, blank=True, related_name="+")
+    workspace = models.ForeignKey(
+        Workspace, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("workspace")
+    )
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     attempts = models.PositiveSmallIntegerField(_("attempts"), default=0)
     """How often a worker has begun the import. More than once means that a worker died."""
     error = models.CharField(_("error"), max_length=500, blank=True)
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     updated_at = models.DateTimeField(_("updated"), auto_now=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -388,15 +414,17 @@ class WorkspaceImport(models.Model):
 class DeletedFile(models.Model):
     """A file or folder in a workspace's recycle bin. It is removed with its row after `kept_until`."""
 
-    workspace = models.ForeignKey(Workspace, models.CASCADE, related_name="deleted_files")
+    workspace = models.ForeignKey(Workspace, models.CASCADE, related_name="deleted_files", verbose_name=_("workspace"))
     path = models.CharField(_("path"), max_length=4000)
     """Its former path below the workspace's folder."""
-    folder = models.CharField(max_length=200, unique=True)
+    folder = models.CharField(_("folder in the recycle bin"), max_length=200, unique=True)
     """The name of the deleted file or folder in the recycle bins' folder (`recycle_bin.folder_of`)."""
     is_folder = models.BooleanField(_("folder"))
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
-    deleted_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    deleted_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("deleted by")
+    )
     deleted_at = models.DateTimeField(_("deleted"), auto_now_add=True)
     kept_until = models.DateTimeField(_("kept until"), db_index=True)
 
@@ -418,9 +446,11 @@ class Allocation(models.Model):
         UPLOAD = "upload", _("Upload in progress")
         RUN = "run", _("Run results")
 
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="allocations")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="allocations", verbose_name=_("organization")
+    )
     kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices)
-    key = models.CharField(max_length=64, unique=True)
+    key = models.CharField(_("key"), max_length=64, unique=True)
     """`job:<id>` for a run's results, `upload:<key>` for a resumable upload, random for any other unfinished write."""
     label = models.CharField(_("name"), max_length=200)
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)

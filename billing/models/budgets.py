@@ -14,7 +14,9 @@ from console.accounts.models import Organization
 class Budget(models.Model):
     """The amount that an organization, or one member of it, may spend and hold in a calendar month."""
 
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="budgets")
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="budgets", verbose_name=_("organization")
+    )
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         models.CASCADE,

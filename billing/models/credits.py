@@ -77,7 +77,9 @@ class CreditGrant(models.Model):
         CORRECTION = "correction", _("returned by a credit note")
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="credit_grants")
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, related_name="credit_grants", verbose_name=_("organization")
+    )
     source = models.CharField(
         _("source"), max_length=16, choices=Sources.choices, default=Sources.ADMINISTRATOR, editable=False
     )
@@ -91,10 +93,21 @@ class CreditGrant(models.Model):
     reserved_minor = models.PositiveBigIntegerField(_("reserved"), default=0, editable=False)
     expired_minor = models.PositiveBigIntegerField(_("expired"), default=0, editable=False)
     granted_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False
+        settings.AUTH_USER_MODEL,
+        models.SET_NULL,
+        null=True,
+        related_name="+",
+        editable=False,
+        verbose_name=_("granted by"),
     )
     received_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+", editable=False
+        settings.AUTH_USER_MODEL,
+        models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="+",
+        editable=False,
+        verbose_name=_("received by"),
     )
     """The member who redeemed the voucher, or who activated the service and so received the trial credit."""
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
@@ -138,7 +151,7 @@ class CreditGrant(models.Model):
 class CreditUse(models.Model):
     """The part of a lot that a hold reserves while it is open, and that it used when it was charged."""
 
-    hold = models.ForeignKey(Hold, models.PROTECT, related_name="credit_uses")
+    hold = models.ForeignKey(Hold, models.PROTECT, related_name="credit_uses", verbose_name=_("hold"))
     grant = models.ForeignKey(CreditGrant, models.PROTECT, related_name="uses")
     reserved_minor = models.PositiveBigIntegerField(_("reserved"), default=0)
     used_minor = models.PositiveBigIntegerField(_("used"), default=0)

@@ -12,6 +12,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from billing.models.ledger import Receipt
 from console.accounts.models import Organization
@@ -70,7 +71,9 @@ class BillingPolicy(models.Model):
 class BillingDetails(models.Model):
     """The recipient of an organization's invoices, and its own tax if any."""
 
-    organization = models.OneToOneField(Organization, models.CASCADE, related_name="billing_details")
+    organization = models.OneToOneField(
+        Organization, models.CASCADE, related_name="billing_details", verbose_name=_("organization")
+    )
     name = models.CharField(_("name on the invoice"), max_length=200, blank=True)
     address = models.TextField(_("address"), max_length=1000, blank=True)
     tax_id = models.CharField(_("tax number"), max_length=64, blank=True)
@@ -123,13 +126,17 @@ class Invoice(models.Model):
     kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices, default=Kinds.INVOICE)
     sequence = models.PositiveBigIntegerField(_("count"))
     number = models.CharField(_("number"), max_length=40, unique=True)
-    organization = models.ForeignKey(Organization, models.PROTECT, related_name="invoices")
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, related_name="invoices", verbose_name=_("organization")
+    )
     currency = models.CharField(_("currency"), max_length=3)
     period_start = models.DateField(_("from"))
     period_end = models.DateField(_("to"))
-    seller = models.JSONField(help_text=_("Keys: name, address, tax_id, footer. Copied when the invoice was issued."))
+    seller = models.JSONField(
+        _("seller"), help_text=_("Keys: name, address, tax_id, footer. Copied when the invoice was issued.")
+    )
     customer = models.JSONField(
-        help_text=_("Keys: name, address, tax_id, tax_note. Copied when the invoice was issued.")
+        _("customer"), help_text=_("Keys: name, address, tax_id, tax_note. Copied when the invoice was issued.")
     )
     tax_name = models.CharField(_("tax"), max_length=32, blank=True)
     tax_percent = models.DecimalField(_("tax (%)"), max_digits=6, decimal_places=3)
@@ -186,10 +193,12 @@ class InvoiceLine(models.Model):
     """A receipt on an invoice, or on a credit note the correction of an invoice line."""
 
     invoice = models.ForeignKey(Invoice, models.PROTECT, related_name="lines")
-    position = models.PositiveIntegerField()
-    receipt = models.OneToOneField(Receipt, models.PROTECT, null=True, blank=True, related_name="invoice_line")
+    position = models.PositiveIntegerField(_("position"))
+    receipt = models.OneToOneField(
+        Receipt, models.PROTECT, null=True, blank=True, related_name="invoice_line", verbose_name=_("receipt")
+    )
     corrects = models.ForeignKey("self", models.PROTECT, null=True, blank=True, related_name="corrections")
-    title = models.CharField(max_length=255)
+    title = models.CharField(pgettext_lazy("of a receipt", "title"), max_length=255)
     amount_minor = models.BigIntegerField(_("amount"))
     credit_minor = models.BigIntegerField(
         _("paid by credit"), help_text=_("Part paid by credit: 0 or less on an invoice.")

@@ -12,6 +12,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from billing.models.pricing import Quote
 from console.accounts.models import Organization
@@ -34,9 +35,11 @@ class Account(models.Model):
         RECEIVABLE = "receivable", _("receivable")
         WRITTEN_OFF = "written_off", _("written off")
 
-    organization = models.ForeignKey(Organization, models.PROTECT, null=True, blank=True, related_name="accounts")
-    kind = models.CharField(max_length=16, choices=Kinds.choices)
-    currency = models.CharField(max_length=3)
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, null=True, blank=True, related_name="accounts", verbose_name=_("organization")
+    )
+    kind = models.CharField(_("kind"), max_length=16, choices=Kinds.choices)
+    currency = models.CharField(_("currency"), max_length=3)
     posted_minor = models.BigIntegerField(_("balance"), default=0)
     held_minor = models.BigIntegerField(_("held"), default=0)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -88,9 +91,9 @@ class Hold(models.Model):
         SETTLED = "settled", _("settled")
         RELEASED = "released", _("released")
 
-    account = models.ForeignKey(Account, models.PROTECT, related_name="holds")
-    quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold")
-    reference = models.CharField(max_length=64, unique=True)
+    account = models.ForeignKey(Account, models.PROTECT, related_name="holds", verbose_name=_("account"))
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold", verbose_name=_("quote"))
+    reference = models.CharField(_("reference"), max_length=64, unique=True)
     """Names the purchase: `order:<quote>`, `sweep:<quote>` or `storage:<account>:<number>`."""
     amount_minor = models.PositiveBigIntegerField(_("amount"))
     parent = models.ForeignKey(
@@ -102,10 +105,12 @@ class Hold(models.Model):
     placed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("bought by")
     )
-    labels = models.JSONField(default=dict, help_text=_("Labels to group costs by: workspace, node_spec."))
-    state = models.CharField(max_length=8, choices=States.choices, default=States.HELD)
-    created_at = models.DateTimeField(auto_now_add=True)
-    ended_at = models.DateTimeField(null=True, blank=True)
+    labels = models.JSONField(
+        _("cost labels"), default=dict, help_text=_("Labels to group costs by: workspace, node_spec.")
+    )
+    state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.HELD)
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("hold")
@@ -136,7 +141,7 @@ class HoldExtension(models.Model):
     """A raise of an open hold, because its purchase was extended. `quote` prices the whole extended purchase."""
 
     hold = models.ForeignKey(Hold, models.PROTECT, related_name="extensions")
-    quote = models.OneToOneField(Quote, models.PROTECT, related_name="extension")
+    quote = models.OneToOneField(Quote, models.PROTECT, related_name="extension", verbose_name=_("quote"))
     amount_minor = models.PositiveBigIntegerField(_("amount"))
     """The difference by which the hold was raised."""
     idempotency_key = models.CharField(max_length=255)
@@ -181,7 +186,9 @@ class Entry(models.Model):
     """One account's entry in a transaction: positive into the account, negative out of it."""
 
     transaction = models.ForeignKey(Transaction, models.PROTECT, related_name="entries")
-    account = models.ForeignKey(Account, models.PROTECT, related_name="entries", db_index=False)
+    account = models.ForeignKey(
+        Account, models.PROTECT, related_name="entries", db_index=False, verbose_name=_("account")
+    )
     amount_minor = models.BigIntegerField(_("amount"))
 
     class Meta:
@@ -198,17 +205,19 @@ class Entry(models.Model):
 class Receipt(models.Model):
     """The receipt of one purchase, written when its hold ends. Each line names its rule. Never edited."""
 
-    hold = models.OneToOneField(Hold, models.PROTECT, related_name="receipt")
+    hold = models.OneToOneField(Hold, models.PROTECT, related_name="receipt", verbose_name=_("hold"))
     # Needs no index of its own, because two of the indexes below begin with it.
-    organization = models.ForeignKey(Organization, models.PROTECT, db_index=False, related_name="receipts")
-    title = models.CharField(max_length=255)
-    currency = models.CharField(max_length=3)
-    lines = models.JSONField()
+    organization = models.ForeignKey(
+        Organization, models.PROTECT, db_index=False, related_name="receipts", verbose_name=_("organization")
+    )
+    title = models.CharField(pgettext_lazy("of a receipt", "title"), max_length=255)
+    currency = models.CharField(_("currency"), max_length=3)
+    lines = models.JSONField(_("receipt lines"))
     """A list of pricing.Line as JSON. Their amounts sum to the total."""
     total_minor = models.PositiveBigIntegerField(_("charged"))
     ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
-    usage = models.JSONField(null=True, help_text=_("The rated usage: pricing.Usage as JSON."))
-    created_at = models.DateTimeField(auto_now_add=True)
+    usage = models.JSONField(_("usage"), null=True, help_text=_("The rated usage: pricing.Usage as JSON."))
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
 
     class Meta:
         verbose_name = _("receipt")

@@ -38,17 +38,21 @@ class TopUp(models.Model):
         CHECKOUT = "checkout", _("payment page")
         AUTOMATIC = "automatic", _("automatic, from a saved card")
 
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    account = models.ForeignKey(Account, models.PROTECT, related_name="top_ups")
+    id = models.UUIDField("ID", primary_key=True, default=uuid.uuid4, editable=False)
+    account = models.ForeignKey(Account, models.PROTECT, related_name="top_ups", verbose_name=_("account"))
     amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
-    currency = models.CharField(max_length=3)
-    state = models.CharField(max_length=8, choices=States.choices, default=States.CREATED)
-    origin = models.CharField(max_length=10, choices=Origins.choices, default=Origins.CHECKOUT)
-    session_id = models.CharField(max_length=255, blank=True)
-    method_id = models.CharField(max_length=255, blank=True, help_text=_("Saved card of an automatic top-up."))
-    payment_intent = models.CharField(max_length=255, blank=True, db_index=True)
-    checkout_url = models.TextField(blank=True)
-    failure = models.CharField(max_length=100, blank=True, help_text=_("Failure code from the payment provider."))
+    currency = models.CharField(_("currency"), max_length=3)
+    state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.CREATED)
+    origin = models.CharField(_("origin"), max_length=10, choices=Origins.choices, default=Origins.CHECKOUT)
+    session_id = models.CharField(_("checkout session"), max_length=255, blank=True)
+    method_id = models.CharField(
+        _("saved card"), max_length=255, blank=True, help_text=_("Saved card of an automatic top-up.")
+    )
+    payment_intent = models.CharField(_("payment intent"), max_length=255, blank=True, db_index=True)
+    checkout_url = models.TextField(_("payment page"), blank=True)
+    failure = models.CharField(
+        _("failure"), max_length=100, blank=True, help_text=_("Failure code from the payment provider.")
+    )
     quote = models.ForeignKey(
         Quote,
         models.SET_NULL,
@@ -56,11 +60,16 @@ class TopUp(models.Model):
         blank=True,
         related_name="top_ups",
         help_text=_("Quote that this top-up pays for, if any."),
+        verbose_name=_("quote"),
     )
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
-    created_at = models.DateTimeField(auto_now_add=True)
-    paid_at = models.DateTimeField(null=True, blank=True)
-    mailed_at = models.DateTimeField(null=True, blank=True, help_text=_("When the failure email was sent."))
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    paid_at = models.DateTimeField(_("paid"), null=True, blank=True)
+    mailed_at = models.DateTimeField(
+        _("mailed"), null=True, blank=True, help_text=_("When the failure email was sent.")
+    )
 
     class Meta:
         verbose_name = _("top-up")
@@ -95,7 +104,7 @@ class StripeEvent(models.Model):
 
     event_id = models.CharField(_("event"), max_length=255, unique=True)
     type = models.CharField(_("type"), max_length=100)
-    payload: models.JSONField[dict[str, Any]] = models.JSONField()
+    payload: models.JSONField[dict[str, Any]] = models.JSONField(_("payload"))
     state = models.CharField(_("state"), max_length=12, choices=States.choices, default=States.RECEIVED)
     reason = models.TextField(_("reason"), blank=True)
     received_at = models.DateTimeField(_("received"), auto_now_add=True)
@@ -153,16 +162,18 @@ class PaymentCustomer(models.Model):
 class AutoTopUp(models.Model):
     """A wallet's settings for automatic top-ups: below which threshold to charge which amount to which saved card."""
 
-    account = models.OneToOneField(Account, models.CASCADE, related_name="auto_top_up")
+    account = models.OneToOneField(Account, models.CASCADE, related_name="auto_top_up", verbose_name=_("account"))
     is_on = models.BooleanField(_("on"), default=False)
     threshold_minor = models.PositiveBigIntegerField(_("threshold"), validators=[MinValueValidator(1)])
     amount_minor = models.PositiveBigIntegerField(_("amount"), validators=[MinValueValidator(1)])
-    method_id = models.CharField(max_length=255)
+    method_id = models.CharField(_("saved card"), max_length=255)
     method_label = models.CharField(_("card"), max_length=100)
     failures = models.PositiveSmallIntegerField(_("failures in a row"), default=0)
     last_failure = models.CharField(_("last failure"), max_length=100, blank=True)
     retry_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
-    set_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    set_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("set by")
+    )
     updated_at = models.DateTimeField(_("changed"), auto_now=True)
     mailed_at = models.DateTimeField(
         null=True, blank=True, editable=False, help_text=_("When the email about missing cards was sent.")
@@ -196,7 +207,12 @@ class Refund(models.Model):
     refund_id = models.CharField(max_length=255, null=True, blank=True, unique=True)
     failure = models.CharField(_("failure"), max_length=100, blank=True)
     requested_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", editable=False
+        settings.AUTH_USER_MODEL,
+        models.SET_NULL,
+        null=True,
+        related_name="+",
+        editable=False,
+        verbose_name=_("requested by"),
     )
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -232,7 +248,7 @@ class Dispute(models.Model):
     evidence_due_at = models.DateTimeField(_("evidence due"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened"))
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
-    mailed_at = models.DateTimeField(null=True, blank=True)
+    mailed_at = models.DateTimeField(_("mailed"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("dispute")

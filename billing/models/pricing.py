@@ -133,25 +133,29 @@ class Quote(models.Model):
         METERED = Mode.METERED, _("metered: the time used, up to the ceiling")
         FIXED = Mode.FIXED, _("fixed: one price that includes a running time")
 
-    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    organization = models.ForeignKey(Organization, models.CASCADE, related_name="quotes")
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
-    book = models.ForeignKey(PriceBook, models.PROTECT, related_name="+")
-    currency = models.CharField(max_length=3)
-    mode = models.CharField(max_length=8, choices=Modes.choices)
-    purchase = models.JSONField(help_text=_("The purchase as requested; read by the app that sells it."))
-    terms = models.JSONField(help_text=_("Prices of this quote: pricing.Terms as JSON."))
-    lines = models.JSONField()
+    id = models.UUIDField("ID", primary_key=True, default=uuid.uuid4, editable=False)
+    organization = models.ForeignKey(
+        Organization, models.CASCADE, related_name="quotes", verbose_name=_("organization")
+    )
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
+    )
+    book = models.ForeignKey(PriceBook, models.PROTECT, related_name="+", verbose_name=_("price book"))
+    currency = models.CharField(_("currency"), max_length=3)
+    mode = models.CharField(_("mode of sale"), max_length=8, choices=Modes.choices)
+    purchase = models.JSONField(_("purchase"), help_text=_("The purchase as requested; read by the app that sells it."))
+    terms = models.JSONField(_("prices"), help_text=_("Prices of this quote: pricing.Terms as JSON."))
+    lines = models.JSONField(_("quote lines"))
     """A list of pricing.Line as JSON. Their amounts sum to the ceiling."""
     p50_minor = models.PositiveBigIntegerField(_("estimated cost"))
     p90_minor = models.PositiveBigIntegerField(_("high estimate"))
-    basis = models.JSONField()
+    basis = models.JSONField(_("basis of the estimate"))
     """The pricing.Estimate as JSON."""
     ceiling_minor = models.PositiveBigIntegerField(_("ceiling"))
-    deadline_seconds = models.PositiveIntegerField()
+    deadline_seconds = models.PositiveIntegerField(_("time limit (seconds)"))
     """Running time after which the run is ended, so that it never costs more than the ceiling."""
-    created_at = models.DateTimeField(auto_now_add=True)
-    expires_at = models.DateTimeField()
+    created_at = models.DateTimeField(_("created"), auto_now_add=True)
+    expires_at = models.DateTimeField(_("expires"))
 
     class Meta:
         verbose_name = _("quote")

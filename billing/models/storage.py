@@ -14,7 +14,7 @@ from billing.models.ledger import Account
 class StorageDay(models.Model):
     """The storage of an organization on one day, and what it costs. Never edited."""
 
-    account = models.ForeignKey(Account, models.PROTECT, related_name="storage_days")
+    account = models.ForeignKey(Account, models.PROTECT, related_name="storage_days", verbose_name=_("account"))
     day = models.DateField(_("day"))
     """A day of the installation's time zone."""
     size_bytes = models.PositiveBigIntegerField(_("size"))
@@ -37,13 +37,13 @@ class StorageDay(models.Model):
 class StorageBalance(models.Model):
     """The unpaid storage cost of a wallet: fractions of a minor unit, and amounts that the wallet could not cover."""
 
-    account = models.OneToOneField(Account, models.PROTECT, related_name="storage_balance")
+    account = models.OneToOneField(Account, models.PROTECT, related_name="storage_balance", verbose_name=_("account"))
     due_minor = models.DecimalField(_("due"), max_digits=20, decimal_places=6, default=Decimal(0))
     payments = models.PositiveIntegerField(_("payments"), default=0)
     """Number of payments so far. It makes the reference of each payment unique."""
     unpaid_since = models.DateTimeField(_("unpaid since"), null=True, blank=True)
     """Time since which at least one whole minor unit is due."""
-    mailed_at = models.DateTimeField(null=True, blank=True)
+    mailed_at = models.DateTimeField(_("mailed"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("storage balance")

@@ -6,6 +6,7 @@ Changes go through `services`, which writes the audit log and never leaves an or
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from allauth.account.admin import EmailAddressAdmin as AllauthEmailAddressAdmin
@@ -22,6 +23,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.forms import CheckboxSelectMultiple, ModelForm, MultipleChoiceField, ValidationError
 from django.http import HttpRequest
+from django.utils.functional import lazy
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin, TabularInline
@@ -203,9 +205,12 @@ def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]
             lambda membership: services.change_role(membership=membership, role=role, actor=_actor_of(request)),
         )
 
+    def label() -> str:
+        # Called for each page: at import, the operator % would return English once and for all.
+        return _("Make the chosen members: %(role)s") % {"role": Membership.Roles(role).label}
+
     action.__name__ = f"make_{role}"
-    label = _("Make the chosen members: %(role)s") % {"role": Membership.Roles(role).label}
-    return admin.action(description=label, permissions=("act",))(action)
+    return admin.action(description=lazy(label, str)(), permissions=("act",))(action)
 
 
 @admin.register(Membership)
@@ -286,7 +291,7 @@ class ClientForm(ModelForm):  # type: ignore[type-arg]  # allauth publishes no t
     class Meta:
         model = Client
         fields = ("name", "redirect_uris", "scopes")
-        labels = {"redirect_uris": _("redirect URIs")}
+        labels = {"name": _("name"), "redirect_uris": _("redirect URIs")}
         help_texts = {"redirect_uris": _("One on each line, exactly as the client sends it.")}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -313,10 +318,28 @@ class ClientAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no type
     """Clients of the OpenID provider. Deleting one ends its access to every account."""
 
     form = ClientForm
-    list_display = ("name", "id", "created_at")
+    list_display = ("client_name", "client_id", "created")
     search_fields = ("name", "id")
-    readonly_fields = ("id", "created_at")
+    readonly_fields = ("client_id", "created")
     actions = ("replace_secret", "revoke_tokens")
+
+    # allauth does not translate the labels of these three fields.
+
+    @admin.display(description=_("name"), ordering="name")
+    def client_name(self, client: Client) -> str:
+        """Return the client's name."""
+        return str(client.name)
+
+    @admin.display(description=_("client ID"), ordering="id")
+    def client_id(self, client: Client) -> str:
+        """Return the client's ID."""
+        return str(client.pk)
+
+    @admin.display(description=_("created"), ordering="created_at")
+    def created(self, client: Client) -> datetime:
+        """Return when the client was added."""
+        added: datetime = client.created_at
+        return added
 
     def save_model(self, request: HttpRequest, obj: Client, form: Any, change: bool) -> None:
         """Save the client. A new one gets a secret, which is shown once."""

@@ -206,7 +206,9 @@ class Invitation(models.Model):
 class Quota(models.Model):
     """The quotas of an organization. The row is created with the organization."""
 
-    organization = models.OneToOneField(Organization, models.CASCADE, related_name="quota")
+    organization = models.OneToOneField(
+        Organization, models.CASCADE, related_name="quota", verbose_name=_("organization")
+    )
     max_running_nodes = models.PositiveIntegerField(_("maximum running nodes"), default=8)
     max_open_jobs = models.PositiveIntegerField(_("maximum open jobs"), default=100)
     max_checks_per_day = models.PositiveIntegerField(_("free image checks per day"), default=20)
@@ -271,7 +273,7 @@ class ServiceActivation(models.Model):
     organization = models.ForeignKey(Organization, models.CASCADE, related_name="activations")
     service = models.SlugField(_("service"), default=DISTRIBUTED_TRAINING)
     terms_version = models.CharField(_("terms accepted"), max_length=32)
-    activated_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+")
+    activated_by = models.ForeignKey(User, models.SET_NULL, null=True, related_name="+", verbose_name=_("activated by"))
     activated_at = models.DateTimeField(_("activated"))
     deactivated_at = models.DateTimeField(_("deactivated"), null=True, blank=True)
 
@@ -292,7 +294,7 @@ class ServiceActivation(models.Model):
 class ApiToken(models.Model):
     """An API token of one member. Only its SHA-256 is stored; the secret is shown once, on creation."""
 
-    membership = models.ForeignKey(Membership, models.CASCADE, related_name="tokens")
+    membership = models.ForeignKey(Membership, models.CASCADE, related_name="tokens", verbose_name=_("membership"))
     name = models.CharField(_("name"), max_length=100)
     prefix = models.CharField(_("prefix"), max_length=12)
     """The first characters of the secret, by which a member recognizes the token."""
@@ -320,8 +322,10 @@ class ApiToken(models.Model):
 class AuditEvent(models.Model):
     """An entry of the audit log: who did what to which object, when, from where. Never changed."""
 
-    organization = models.ForeignKey(Organization, models.SET_NULL, null=True, blank=True, related_name="+")
-    actor = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+")
+    organization = models.ForeignKey(
+        Organization, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("organization")
+    )
+    actor = models.ForeignKey(User, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("who"))
     actor_email = models.EmailField(_("address of a deleted account"), blank=True, default="", db_default="")
     action = models.CharField(_("action"), max_length=64)
     target = models.CharField(_("object"), max_length=MAX_TARGET_LENGTH, blank=True)

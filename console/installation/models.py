@@ -60,7 +60,7 @@ class Brand(models.Model):
         validators=[validate_contact],
         help_text=_("An email address, or a page that begins with https://. Every page links to it."),
     )
-    changed_at = models.DateTimeField(auto_now=True)
+    changed_at = models.DateTimeField(_("changed"), auto_now=True)
 
     class Meta:
         verbose_name = _("brand")
