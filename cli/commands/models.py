@@ -43,8 +43,8 @@ def list_models(session: Session) -> None:
 @pass_session
 def get(session: Session, reference: str, folder: Path) -> None:
     """Download a version of a model (default: the latest) as a .tar.gz archive."""
-    name, _at, number = reference.partition("@")
-    if number and not (number.isascii() and number.isdecimal() and len(number) < 10):
+    name, at, number = reference.partition("@")
+    if at and not (number.isascii() and number.isdecimal() and len(number) < 10):
         raise InvalidChoice("Write a version as a number, for example net@3.")
     client = session.connect()
     model = client.model(name)
