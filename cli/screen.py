@@ -78,10 +78,12 @@ def count(number: int, noun: str) -> str:
 
 def size(size_bytes: int) -> str:
     """Format a size with a decimal unit, for example `1.5 MB`."""
-    value, units = float(size_bytes), ["bytes", "kB", "MB", "GB"]
-    while value >= 1000 and len(units) > 1:
+    if size_bytes < 1000:
+        return count(size_bytes, "byte")
+    value, units = size_bytes / 1000, ["kB", "MB", "GB"]
+    while round(value, 1) >= 1000 and len(units) > 1:  # rounded, so that no size is 1,000.0 kB
         value, units = value / 1000, units[1:]
-    return f"{value:,.0f} {units[0]}" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
+    return f"{value:,.1f} {units[0]}"
 
 
 class Screen:
