@@ -147,7 +147,10 @@ class Screen:
 
     @contextmanager
     def transfer(self, title: str, size_bytes: int | None) -> Iterator[Advance]:
-        """Show a progress bar of bytes, and yield a function that advances it."""
+        """Show a progress bar of bytes, and yield a function that advances it.
+
+        `size_bytes` is the total; None if it is not known.
+        """
         is_hidden = size_bytes == 0 or not self.console.is_terminal
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=self.console, disable=is_hidden) as bar:
