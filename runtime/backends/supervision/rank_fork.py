@@ -30,17 +30,18 @@ def connect(folder: Path, name: str) -> socket.socket:
     A socket's address has at most 107 bytes, and the folder's path may be longer. So the folder is opened, and its
     short path in /proc is used.
     """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_ANSWER_SECONDS)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        connection.connect(f"/proc/self/fd/{descriptor}/{name}")
-    except BaseException:
-        connection.close()
-        raise
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(_ANSWER_SECONDS)
+            connection.connect(f"/proc/self/fd/{descriptor}/{name}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
     finally:
         os.close(descriptor)
-    return connection
 
 
 class ForkServerConnection:
