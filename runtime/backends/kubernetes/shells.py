@@ -48,8 +48,13 @@ class ShellTunnels:
             raise _unavailable(error) from error
         async with connection:
             ours, theirs = socket.socketpair()
+            try:
+                reader, writer = await asyncio.open_unix_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                theirs.close()
+                raise
             relay = asyncio.create_task(portforward.relay(theirs, connection))
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
                 try:
                     async with asyncio.timeout(_START_SECONDS):
