@@ -17,7 +17,7 @@ from console.accounts.services import record_audit_event
 from console.core.errors import NotFound
 from console.serving.exchange import AdmittedShell, ShellEnd, exchange_of
 from console.web.access import MemberRequest, member
-from jobs import free_runs, selectors, shells
+from jobs import selectors, shells
 from jobs.models import Job
 
 POLICY = {
@@ -45,7 +45,7 @@ def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     if node >= job.nodes:
         raise NotFound
-    context = {"job": job, "title": free_runs.title(job), "node": node, "problem": shells.problem(job, node)}
+    context = {"job": job, "title": selectors.title_of(job), "node": node, "problem": shells.problem(job, node)}
     return render(request, "jobs/shell.html", context)
 
 
