@@ -54,7 +54,9 @@ def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether a shell may be open, and write its opening and end to the audit log.
 
-    Only the server itself can call this view: requests of browsers have no exchange.
+    The server asks this view before it opens a shell, again once the node has answered (`is_new`), and every few
+    seconds while the shell is open. Last it reports the end. It passes its question in an `Exchange`. Only the server
+    can put this object into a request, so a browser that calls this view gets 404.
     """
     exchange = exchange_of(request)
     shell_request = exchange.shell if exchange else None
