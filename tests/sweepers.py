@@ -99,6 +99,7 @@ class Sweepers:
             self.work(*[lambda: progress.advance(sweep_pk=sweep.pk)] * threads)
             self.remember_trials()
 
+    # An advance that orders one trial executes about 50 statements, so 80 reaches into the second trial.
     @rule(which=which, statement=st.integers(1, 80))
     def a_worker_of_sweeps_dies(self, which: int, statement: int) -> None:
         if sweep := self.sweep_of(which):

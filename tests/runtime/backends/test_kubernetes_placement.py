@@ -49,7 +49,7 @@ def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
 
 
 def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, fake, monkeypatch):
-    """`IMAGE_REFUSED_SECONDS` ends the run, since its registry refuses it; `start_seconds` is for all other waits."""
+    """`IMAGE_REFUSED_SECONDS` ends the run, since the registry refuses it; `start_seconds` limits other waits."""
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))
