@@ -34,11 +34,15 @@ STOP_SECONDS = 30
 
 
 class Worker:
-    """A worker process with one history. `milliseconds` has the durations that each round measures."""
+    """A worker process with one history. `milliseconds` has the durations that each round measures.
+
+    `idle_pass_ms` is the median duration of a scheduling pass that starts nothing, since the cluster is full.
+    `run_end_to_claim_ms` is the median time from the end of a run to the submission of another in its place.
+    """
 
     def __init__(self, resources: ExitStack, history: str, environment: dict[str, str]) -> None:
         self.history = history
-        self.milliseconds: dict[str, list[float]] = {"idle_pass_ms": [], "free_to_claim_ms": []}
+        self.milliseconds: dict[str, list[float]] = {"idle_pass_ms": [], "run_end_to_claim_ms": []}
         self._connection, remote = multiprocessing.Pipe()
         process = multiprocessing.get_context("spawn").Process(
             target=run_worker, args=(remote, environment, QUEUED, FINISHED[history]), daemon=True
@@ -57,7 +61,7 @@ class Worker:
         """Measure one round; return claims per second."""
         self.milliseconds["idle_pass_ms"].append(self.call("idle_pass_milliseconds", PASSES))
         claims_per_second: float = self.call("claims_per_second", CLAIMS)
-        self.milliseconds["free_to_claim_ms"].append(self.call("free_to_claim_milliseconds", RUN_ENDS))
+        self.milliseconds["run_end_to_claim_ms"].append(self.call("run_end_to_claim_milliseconds", RUN_ENDS))
         self.call("end_all_runs")
         return claims_per_second
 
@@ -104,7 +108,7 @@ def report(rates: dict[str, list[float]], workers: list[Worker]) -> None:
     """Print the table, the ratios and the JSON object."""
     values = dict(rates)
     for worker in workers:
-        # The first round, which fills caches, does not count.
+        # `rounds.measure` has already left the first round out of `rates`. It fills caches, so it does not count.
         values |= {f"{name}_{worker.history}": each[1:] for name, each in worker.milliseconds.items()}
         memory_mib = worker.call("memory_mib")
         values[f"memory_grown_mib_{worker.history}"] = [max(0.0, memory_mib - worker.memory_at_start_mib)]
@@ -116,7 +120,7 @@ def report(rates: dict[str, list[float]], workers: list[Worker]) -> None:
         f"{name}_long_vs_short": round(
             statistics.median(map(operator.truediv, values[f"{name}_long"], values[f"{name}_short"])), 3
         )
-        for name in ("claims", "idle_pass_ms", "free_to_claim_ms")
+        for name in ("claims", "idle_pass_ms", "run_end_to_claim_ms")
     }
     print(f"after {FINISHED['long']} finished jobs against {FINISHED['short']}: {ratios}")
     rounds.print_result("control_plane", figures, ratios)

@@ -182,7 +182,7 @@ class QueueWorker:
             raise SystemExit(f"{len(submitted)} runs were submitted, and {len(self._running)} run")
         return len(submitted) / seconds
 
-    def free_to_claim_milliseconds(self, runs: int) -> float:
+    def run_end_to_claim_milliseconds(self, runs: int) -> float:
         """Return the median time from the end of a run to the submission of another in its place."""
         milliseconds = []
         for name in self._running[:runs]:

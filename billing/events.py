@@ -43,7 +43,8 @@ OPEN_STATES = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 def store(event: dict[str, Any]) -> None:
     """Store a verified event, unless it is already stored: the provider may deliver it twice."""
     event = _storable(event)
-    # Outside a transaction this is one statement; `bulk_create(ignore_conflicts=True)` would add BEGIN and COMMIT.
+    # Inside a transaction, a savepoint keeps it usable after a conflict. Outside, the insert alone is one statement;
+    # `bulk_create(ignore_conflicts=True)` would add BEGIN and COMMIT.
     savepoint = transaction.atomic() if connection.in_atomic_block else nullcontext()
     with suppress(IntegrityError), savepoint:
         # Cut to the columns' lengths: an unexpected value must not make the insert fail.
@@ -153,6 +154,7 @@ def _credit_payment(intent_id: str) -> None:
     """Fetch a payment whose own event has not arrived, and credit it. Raises Quarantined."""
     intent = gateway.fetch_object("payment_intent", intent_id)
     session = gateway.find_session(intent_id)
+    # Without the payment's event, its time is not known. `created`, when the page or charge began, comes nearest.
     with transaction.atomic():
         # Our Checkout Sessions carry a reference. An automatic top-up has no session, only a Payment Intent.
         if session is not None and session.get("client_reference_id"):
@@ -240,7 +242,10 @@ def _require_kind(stripe_object: dict[str, Any], kind: str, title: str) -> None:
 def _close(
     event: StripeEvent, state: StripeEvent.States, reason: str, from_states: tuple[StripeEvent.States, ...]
 ) -> None:
-    """Store the final state of an event, unless another worker has moved it out of `from_states`."""
+    """Store the state of an event that is not retried, unless another worker has moved it out of `from_states`.
+
+    `applied_at` becomes the time of this decision in every such state, also if the event was ignored or quarantined.
+    """
     StripeEvent.objects.filter(pk=event.pk, state__in=from_states).update(
         state=state, reason=reason, applied_at=timezone.now(), retry_at=None
     )

@@ -78,10 +78,12 @@ def count(number: int, noun: str) -> str:
 
 def size(size_bytes: int) -> str:
     """Format a size with a decimal unit, for example `1.5 MB`."""
-    value, units = float(size_bytes), ["bytes", "kB", "MB", "GB"]
-    while value >= 1000 and len(units) > 1:
+    if size_bytes < 1000:
+        return count(size_bytes, "byte")
+    value, units = size_bytes / 1000, ["kB", "MB", "GB"]
+    while round(value, 1) >= 1000 and len(units) > 1:  # rounded, so that no size is 1,000.0 kB
         value, units = value / 1000, units[1:]
-    return f"{value:,.0f} {units[0]}" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
+    return f"{value:,.1f} {units[0]}"
 
 
 class Screen:
@@ -145,7 +147,10 @@ class Screen:
 
     @contextmanager
     def transfer(self, title: str, size_bytes: int | None) -> Iterator[Advance]:
-        """Show a progress bar of bytes, and yield a function that advances it."""
+        """Show a progress bar of bytes, and yield a function that advances it.
+
+        `size_bytes` is the total; None if it is not known.
+        """
         is_hidden = size_bytes == 0 or not self.console.is_terminal
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=self.console, disable=is_hidden) as bar:

@@ -208,7 +208,7 @@ def _job_columns(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
     key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
-        "name": f"Check of {placement.image.name}",  # `free_runs.title` shows it in the reader's language
+        "name": f"Check of {placement.image.name}",  # `selectors.title_of` shows it in the reader's language
         "framework": placement.framework,
         "image": placement.image,
         "workspace": placement.workspace,

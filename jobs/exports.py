@@ -8,7 +8,7 @@ from typing import Any
 
 from billing.amounts import to_major
 from billing.exports import csv_row, escape_formula
-from jobs import free_runs
+from jobs import selectors
 
 COLUMNS = (
     "job", "name", "state", "reason", "workspace", "script", "image", "node_spec", "nodes", "member", "tags",
@@ -25,7 +25,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
             (
                 str(job.pk),
                 # The job's name, or a title for checks and free estimates, whose names nobody chose.
-                escape_formula(free_runs.title(job, is_free_estimate=job.is_free_estimate)),
+                escape_formula(selectors.title_of(job, is_free_estimate=job.is_free_estimate)),
                 job.state,
                 job.reason,
                 escape_formula(job.workspace_name),

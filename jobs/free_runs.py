@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from django.db.models import Q
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
 from console.accounts.models import Organization, User
 from jobs.models import CHECK_SCRIPT, Job
@@ -17,18 +16,6 @@ from jobs.models import CHECK_SCRIPT, Job
 FREE_ESTIMATES = Q(order__quote__purchase__has_key="probe")
 CHECKS = Q(builtin_script=CHECK_SCRIPT)
 """The filters for the jobs of each kind of free run."""
-
-
-def title(job: Job, *, is_free_estimate: bool | None = None) -> str:
-    """Return a job's name as pages show it. Names of checks and free estimates are in the reader's language.
-
-    `is_free_estimate` None: read it from the quote, which may cost a query.
-    """
-    if job.is_check:
-        return _("Check of %(image)s") % {"image": job.image.name}
-    if is_free_estimate or (is_free_estimate is None and "probe" in job.order.quote.purchase):
-        return _("Probe of %(script)s") % {"script": job.code_path.rsplit("/", 1)[-1]}
-    return job.name
 
 
 def lock_user(user: User) -> None:

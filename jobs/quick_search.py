@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.db.models import Model, QuerySet
 
 from console.accounts.models import Organization
-from jobs import free_runs, job_search
+from jobs import job_search, selectors
 from jobs.fields import is_text
 from jobs.job_search import JobSearch
 from jobs.models import Job
@@ -59,7 +59,7 @@ def _jobs(organization: Organization, query: str) -> list[Hit]:
     first = list(dict.fromkeys(keys))[:MAX_PER_KIND]  # a job may match by its number and by its name
     jobs = Job.objects.filter(pk__in=first).select_related("image", "order__quote").in_bulk()
     return [
-        Hit("job", str(pk), f"#{pk} {free_runs.title(jobs[pk])}", str(jobs[pk].get_state_display())) for pk in first
+        Hit("job", str(pk), f"#{pk} {selectors.title_of(jobs[pk])}", str(jobs[pk].get_state_display())) for pk in first
     ]
 
 

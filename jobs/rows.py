@@ -80,7 +80,7 @@ def row(job: Any, waiting_for: str = "") -> Row:
     return Row(
         job=job,
         number=job.pk,
-        title=free_runs.title(job, is_free_estimate=job.is_free_estimate),
+        title=selectors.title_of(job, is_free_estimate=job.is_free_estimate),
         script=f"{job.workspace_name}/{job.code_path}",
         tags=job.tags,
         state=job.state,

@@ -214,6 +214,18 @@ def waiting_for(job: Job) -> str:
     return sentence
 
 
+def title_of(job: Job, *, is_free_estimate: bool | None = None) -> str:
+    """Return a job's name as pages show it. Names of checks and free estimates are in the reader's language.
+
+    `is_free_estimate` None: read it from the quote, which may cost a query.
+    """
+    if job.is_check:
+        return _("Check of %(image)s") % {"image": job.image.name}
+    if is_free_estimate or (is_free_estimate is None and "probe" in job.order.quote.purchase):
+        return _("Probe of %(script)s") % {"script": job.code_path.rsplit("/", 1)[-1]}
+    return job.name
+
+
 def cost_minor(job: Job) -> int:
     """Return the job's cost so far in minor units; its final cost if it has ended."""
     return job.order.hold.metered_minor

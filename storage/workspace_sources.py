@@ -27,8 +27,8 @@ def start_workspace(
 ) -> Workspace | WorkspaceImport:
     """Create a workspace from at most one source: the example `template`, the workspace `copy_of`, or `git_url`.
 
-    A git repository is imported later; the import is returned instead of a workspace. Raises InvalidInput, and as
-    `catalog.create_workspace` and `workspace_imports.start_import`.
+    A git repository is imported later; the import is returned instead of a workspace. Raises InvalidInput, and
+    whatever `catalog.create_workspace` and `workspace_imports.start_import` raise.
     """
     if sum(map(bool, (template, copy_of, git_url))) > 1:
         raise InvalidInput(

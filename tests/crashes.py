@@ -12,9 +12,9 @@ class Crash(BaseException):
     """The process was killed. No `except Exception` catches it."""
 
 
-def crash_at(step: int, call: Callable[[], Any]) -> bool:
-    """Call, and crash before statement number `step`. Return whether it crashed; commits before that stay."""
-    left = step
+def crash_at(statement: int, call: Callable[[], Any]) -> bool:
+    """Call, and crash before statement number `statement`. Return whether it crashed; commits before that stay."""
+    left = statement
 
     def count(execute: Any, sql: Any, parameters: Any, many: Any, context: Any) -> Any:
         nonlocal left

@@ -255,17 +255,17 @@ class Payers:
         assert raised(together(*[PERIODIC_TASKS[task]] * threads)) == []
         self.undelivered += self.provider.fresh()
 
-    @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), step=st.integers(1, 40))
-    def a_worker_dies(self, task: str, step: int) -> None:
-        crash_at(step, PERIODIC_TASKS[task])
+    @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), statement=st.integers(1, 40))
+    def a_worker_dies(self, task: str, statement: int) -> None:
+        crash_at(statement, PERIODIC_TASKS[task])
         self.undelivered += self.provider.fresh()
 
-    @rule(which=which, amount=st.integers(1, 900), step=st.integers(1, 30))
-    def the_administrator_loses_the_connection(self, which: int, amount: int, step: int) -> None:
+    @rule(which=which, amount=st.integers(1, 900), statement=st.integers(1, 30))
+    def the_administrator_loses_the_connection(self, which: int, amount: int, statement: int) -> None:
         paid = [row for row in self.top_ups() if row.state == TopUp.States.PAID]
         if (top_up := self.chosen(which, paid)) is not None and amount <= refunds.refundable_minor(top_up):
             crash_at(
-                step,
+                statement,
                 lambda: refunds.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.administrator),
             )
             self.undelivered += self.provider.fresh()

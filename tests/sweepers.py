@@ -1,6 +1,7 @@
-"""Customers who buy and stop sweeps, and the workers that order trials: the sweeps of the money property.
+"""Customers who buy and stop sweeps, and the workers that order trials, for `test_money_properties`.
 
-Mixed into a Hypothesis machine that has `members` and `jobs`. `which` counts sweeps from the newest.
+That test calls these rules in random order and checks by SQL that no money is lost or charged twice. They are mixed
+into its Hypothesis machine, which has `members` and `jobs`. `which` counts sweeps from the newest.
 """
 
 from __future__ import annotations
@@ -98,10 +99,11 @@ class Sweepers:
             self.work(*[lambda: progress.advance(sweep_pk=sweep.pk)] * threads)
             self.remember_trials()
 
-    @rule(which=which, step=st.integers(1, 80))
-    def a_worker_of_sweeps_dies(self, which: int, step: int) -> None:
+    # An advance that orders one trial executes about 50 statements, so 80 reaches into the second trial.
+    @rule(which=which, statement=st.integers(1, 80))
+    def a_worker_of_sweeps_dies(self, which: int, statement: int) -> None:
         if sweep := self.sweep_of(which):
-            crash_at(step, lambda: progress.advance(sweep_pk=sweep.pk))
+            crash_at(statement, lambda: progress.advance(sweep_pk=sweep.pk))
             self.remember_trials()
 
     @rule(which=which, threads=threads)
@@ -118,7 +120,10 @@ class Sweepers:
         self.advance(which, threads=1)  # whatever the race left open
 
     def end_sweeps(self) -> None:
-        """Check that every sweep ends once its jobs have ended. `BROKEN_ORDERS` has the rule of its hold."""
+        """Check that every sweep ends once its jobs have ended.
+
+        The queries `BROKEN_ORDERS` of `tests.books` check that a sweep that has ended holds no money.
+        """
         sweeps = Sweep.objects.filter(organization__in=[member.organization_id for member in self.members])
         for sweep in sweeps:
             progress.advance(sweep_pk=sweep.pk)

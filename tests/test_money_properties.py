@@ -154,7 +154,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         self.end_run(0, Outcome.COMPLETED, 300, observers=2)
         self.advance(0, threads=2)
         self.end_run(0, Outcome.NODE_LOST, 100, observers=1)
-        self.a_worker_of_sweeps_dies(0, step=30)
+        self.a_worker_of_sweeps_dies(0, statement=30)
         self.end_run(0, Outcome.COMPLETED, 100, observers=1)
         self.a_sweep_is_stopped_just_before_its_next_trial_is_ordered()
         self.stop(0, threads=2)
@@ -261,18 +261,18 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     def work(self, *calls: Callable[[], Any]) -> None:
         assert raised(together(*calls)) == []
 
-    @rule(step=st.integers(1, 60), work=st.sampled_from([dispatch.dispatch_queue, reconciliation.reconcile]))
-    def a_worker_of_runs_dies(self, step: int, work: Callable[[], None]) -> None:
-        crash_at(step, work)
+    @rule(statement=st.integers(1, 60), work=st.sampled_from([dispatch.dispatch_queue, reconciliation.reconcile]))
+    def a_worker_of_runs_dies(self, statement: int, work: Callable[[], None]) -> None:
+        crash_at(statement, work)
 
-    @rule(customer=customers, seconds=st.integers(60, 7200), step=st.integers(1, 60))
-    def the_console_dies_over_an_order(self, customer: int, seconds: int, step: int) -> None:
+    @rule(customer=customers, seconds=st.integers(60, 7200), statement=st.integers(1, 60))
+    def the_console_dies_over_an_order(self, customer: int, seconds: int, statement: int) -> None:
         """The customer repeats the order with the same key."""
         member, quote = self.members[customer], self.quote(customer, "metered", 1, seconds)
         key = uuid.uuid4().hex
         order = lambda: orders.place_order(membership=member, quote=quote, idempotency_key=key)
         try:
-            crash_at(step, order)
+            crash_at(statement, order)
             self.remember(order())
         except InsufficientFunds:
             assert not Order.objects.filter(idempotency_key=key).exists()

@@ -43,8 +43,8 @@ def list_models(session: Session) -> None:
 @pass_session
 def get(session: Session, reference: str, folder: Path) -> None:
     """Download a version of a model (default: the latest) as a .tar.gz archive."""
-    name, _at, number = reference.partition("@")
-    if number and not (number.isascii() and number.isdecimal() and len(number) < 10):
+    name, at, number = reference.partition("@")
+    if at and not (number.isascii() and number.isdecimal() and len(number) < 10):
         raise InvalidChoice("Write a version as a number, for example net@3.")
     client = session.connect()
     model = client.model(name)
@@ -57,7 +57,9 @@ def get(session: Session, reference: str, folder: Path) -> None:
     target = target_of(folder, f"{name}-v{version}.tar.gz")
     if target.exists():
         raise InvalidChoice(f"{target} exists. Delete it, or choose another folder with --to.")
-    with client.model_archive(name, version) as response, session.screen.transfer(target.name, None) as advance:
+    # The console makes the archive while it sends it, so nobody knows the size before.
+    transfer = session.screen.transfer(target.name, size_bytes=None)
+    with client.model_archive(name, version) as response, transfer as advance:
         received = save(response, target, on_received=advance)
     if not session.screen.print_json({"model": name, "version": version, "file": str(target), "size_bytes": received}):
         session.screen.print(f"Saved {target}, {size(received)}.", style="green")

@@ -66,7 +66,7 @@ def card_list(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.PAY)
-def card_automatic_off(request: MemberRequest) -> HttpResponse:
+def automatic_top_up_off(request: MemberRequest) -> HttpResponse:
     """Switch automatic top-ups off."""
     auto_topup.switch_off(account=_account(request))
     messages.success(request, _("Automatic top-ups are off."))

@@ -31,7 +31,6 @@ from jobs import (
     estimates,
     expiry,
     failures,
-    free_runs,
     notebooks,
     packages,
     reruns,
@@ -65,7 +64,7 @@ def job_detail(request: MemberRequest, pk: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     chosen = request.GET.get("tab", "")
     chosen = chosen if chosen in TABS or chosen in EXTERNAL_TABS else OVERVIEW
-    context = header_context(job) | {"title": free_runs.title(job), "chosen": chosen}
+    context = header_context(job) | {"title": selectors.title_of(job), "chosen": chosen}
     if chosen in TABS:
         context |= TABS[chosen](job)
     return render(request, "jobs/job_detail.html", context)

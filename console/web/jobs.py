@@ -23,7 +23,7 @@ from console.core.errors import InvalidInput
 from console.web.access import MemberRequest, errors_as_message, member
 from console.web.amounts import parse_row_id
 from console.web.costs import csv_file
-from jobs import exports, free_runs, job_search, orders, reruns, rows, selectors, snapshots, tensorboards
+from jobs import exports, job_search, orders, reruns, rows, selectors, snapshots, tensorboards
 from jobs.details import update_details
 from jobs.job_search import JobSearch
 from jobs.models import Job
@@ -152,7 +152,7 @@ def job_configuration(request: MemberRequest, pk: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     context = {
         "job": job,
-        "title": free_runs.title(job),
+        "title": selectors.title_of(job),
         "configuration": reruns.configuration(job),
         "script_path": snapshots.script_path(job),
     }

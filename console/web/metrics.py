@@ -17,7 +17,7 @@ from console.accounts.roles import Capability
 from console.core.errors import NotFound
 from console.web.access import MemberRequest, member
 from console.web.amounts import parse_row_id
-from jobs import cost_analysis, curves, estimates, free_runs, rows, selectors
+from jobs import cost_analysis, curves, estimates, rows, selectors
 from jobs.models import Attempt, Job, MetricPoint
 
 MAX_COMPARED = 8
@@ -54,7 +54,7 @@ def job_points(request: MemberRequest, pk: int) -> HttpResponse:
     page = Paginator(points.order_by("-attempt", "name", "-position", "-pk"), POINTS_PER_PAGE).get_page(
         request.GET.get("page")
     )
-    context = {"job": job, "title": free_runs.title(job), "names": names, "chosen": chosen, "page": page}
+    context = {"job": job, "title": selectors.title_of(job), "names": names, "chosen": chosen, "page": page}
     return render(request, "jobs/points.html", context)
 
 
@@ -101,7 +101,7 @@ def job_compare(request: MemberRequest) -> HttpResponse:
 
 def _chart_run(job: Job, *, is_free_estimate: bool | None = None) -> dict[str, Any]:
     """Return the id and title of a run, for the script that draws the charts."""
-    return {"id": job.pk, "title": f"#{job.pk} {free_runs.title(job, is_free_estimate=is_free_estimate)}"}
+    return {"id": job.pk, "title": f"#{job.pk} {selectors.title_of(job, is_free_estimate=is_free_estimate)}"}
 
 
 def _compared_jobs(organization: Organization, text: str) -> list[Any]:
@@ -128,7 +128,7 @@ def job_cost(request: MemberRequest, pk: int) -> HttpResponse:
     free_times = cost_analysis.free_times(job)
     context = {
         "job": job,
-        "title": free_runs.title(job),
+        "title": selectors.title_of(job),
         "quote": job.order.quote,
         "free": [vars(free_time) for free_time in free_times],
         "free_minor": sum(free_time.worth_minor for free_time in free_times),

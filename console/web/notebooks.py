@@ -232,9 +232,10 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
 @never_cache
 @require_GET
 def admit(request: HttpRequest) -> HttpResponse:
-    """Decide whether the server forwards a request to a notebook. Only the server itself can ask this view.
+    """Decide whether the server forwards a request to a notebook.
 
-    The server passes the request in an `Exchange`, and reads from it where the notebook answers.
+    The server passes the request in an `Exchange`, and reads from it where the notebook answers. Only the server can
+    put this object into a request, so a browser that calls this view gets 404.
     """
     exchange = exchange_of(request)
     notebook_request = exchange.notebook if exchange else None

@@ -20,7 +20,7 @@ from console.accounts.models import Organization
 from console.accounts.services import record_audit_event
 from console.web import job_page
 from console.web.access import operator
-from jobs import curves, free_runs, selectors
+from jobs import curves, selectors
 from jobs.models import Job
 from jobs.serializers import CurvesSerializer
 
@@ -47,7 +47,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
         raise Http404
     job = _audited_job(request, pk, tab)
     context = job_page.header_context(job) | {
-        "title": free_runs.title(job),
+        "title": selectors.title_of(job),
         "tabs": TAB_TITLES,
         "active_tab": tab,
         "read_only": True,

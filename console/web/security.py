@@ -76,10 +76,10 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 @login_required
-def end_access(request: HttpRequest, pk: str) -> HttpResponse:
+def end_client_access(request: HttpRequest, client_id: str) -> HttpResponse:
     """Revoke another service's access to the account, until the person logs in to it again."""
     user = logged_in_user(request)
-    service = get_object_or_404(Client, pk=pk)
+    service = get_object_or_404(Client, pk=client_id)
     openid.revoke_client_tokens(user=user, client=service)
     audit.record_for_person(user=user, action="client_ended", target=service.name)
     messages.success(request, _("The access was ended."))

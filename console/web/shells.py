@@ -17,7 +17,7 @@ from console.accounts.services import record_audit_event
 from console.core.errors import NotFound
 from console.serving.exchange import AdmittedShell, ShellEnd, exchange_of
 from console.web.access import MemberRequest, member
-from jobs import free_runs, selectors, shells
+from jobs import selectors, shells
 from jobs.models import Job
 
 POLICY = {
@@ -45,7 +45,7 @@ def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     if node >= job.nodes:
         raise NotFound
-    context = {"job": job, "title": free_runs.title(job), "node": node, "problem": shells.problem(job, node)}
+    context = {"job": job, "title": selectors.title_of(job), "node": node, "problem": shells.problem(job, node)}
     return render(request, "jobs/shell.html", context)
 
 
@@ -54,7 +54,9 @@ def job_shell(request: MemberRequest, pk: int, node: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether a shell may be open, and write its opening and end to the audit log.
 
-    Only the server itself can call this view: requests of browsers have no exchange.
+    The server asks this view before it opens a shell, again once the node has answered (`is_new`), and every few
+    seconds while the shell is open. Last it reports the end. It passes its question in an `Exchange`. Only the server
+    can put this object into a request, so a browser that calls this view gets 404.
     """
     exchange = exchange_of(request)
     shell_request = exchange.shell if exchange else None

@@ -314,7 +314,7 @@ def training_order(request: MemberRequest) -> HttpResponse:
 
 @require_POST
 @member(Capability.RUN)
-def training_probe(request: MemberRequest) -> HttpResponse:
+def training_free_estimate(request: MemberRequest) -> HttpResponse:
     """Start a free estimate: at most a minute on one node. The next quote then has a measured estimate."""
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:

@@ -42,7 +42,7 @@ from console.web import (
 )
 from storage.converters import FILE
 
-SERVICE = [
+ACTIVATION = [
     path("", activation.activation, name="activation"),
     path("deactivate/", activation.deactivate, name="activation_deactivate"),
 ]
@@ -147,7 +147,7 @@ TRAINING = [
     path("quote/", training.training_quote, name="training_quote"),
     path("comparison/<uuid:quote_id>/", training.training_comparison, name="training_comparison"),
     path("environment/<uuid:quote_id>/", training.training_environment, name="training_environment"),
-    path("probe/", training.training_probe, name="training_probe"),
+    path("probe/", training.training_free_estimate, name="training_free_estimate"),
     path("order/", training.training_order, name="training_order"),
     path("pay/", training.training_pay, name="training_pay"),
     path("paid/<uuid:quote_id>/", training.training_paid, name="training_paid"),
@@ -186,7 +186,7 @@ WALLET = [
     path("cards/add/", cards.card_add, name="card_add"),
     path("cards/default/", cards.card_default, name="card_default"),
     path("cards/remove/", cards.card_remove, name="card_remove"),
-    path("cards/automatic-off/", cards.card_automatic_off, name="card_automatic_off"),
+    path("cards/automatic-off/", cards.automatic_top_up_off, name="automatic_top_up_off"),
     path("arrival/", wallet.pending_top_up, name="pending_top_up"),
 ]
 RECEIPTS = [
@@ -243,7 +243,7 @@ SECURITY = [
     path("", security.security, name="security"),
     path("sessions/end/", security.end_other_sessions, name="security_end_sessions"),
     path("sessions/<int:pk>/end/", security.end_session, name="security_end_session"),
-    path("services/<slug:pk>/end/", security.end_access, name="security_end_access"),
+    path("services/<slug:client_id>/end/", security.end_client_access, name="security_end_client_access"),
     path("export/", closure.export_account, name="security_export"),
     path("delete/", closure.delete_account, name="security_delete"),
 ]
@@ -273,7 +273,7 @@ TOKENS = [
 
 urlpatterns = [
     path("", overview.overview, name="overview"),
-    path("service/", include(SERVICE)),
+    path("service/", include(ACTIVATION)),
     path("datasets/", include(DATASETS)),
     path("models/", include(MODELS)),
     path("jobs/", include(JOBS)),
@@ -284,11 +284,12 @@ urlpatterns = [
     path("secrets/", include(SECRETS)),
     path("training/", include(TRAINING)),
     path("notebooks/", include(NOTEBOOKS)),
+    # The server itself calls the two views `admit`, to ask whether a browser may connect; browsers get 404.
     path(notebook_hosts.GATE_PATH.lstrip("/"), notebooks.admit, name="notebook_admit"),
+    path(shell_sockets.GATE_PATH.lstrip("/"), shells.admit, name="shell_admit"),
     path("sweeps/", include(SWEEPS)),
     path("status/", status.status, name="status"),
     path("docs/", include(DOCS)),
-    path(shell_sockets.GATE_PATH.lstrip("/"), shells.admit, name="shell_admit"),
     path("tools/", include(TOOLS)),
     path("wallet/", include(WALLET)),
     path("receipts/", include(RECEIPTS)),

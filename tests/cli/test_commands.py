@@ -119,6 +119,9 @@ def test_a_dataset_is_published_from_a_folder_or_an_archive_and_a_model_download
     saved = shell.json("models", "get", "net", "--to", project)
     assert (project / "net-v1.tar.gz").stat().st_size == saved["size_bytes"]
     shell("models", "get", "net@1", status=2)  # the file exists already
+    for version in ("", "x", "1.0", "-1"):
+        shell("models", "get", f"net@{version}", "--to", project / "other", status=2)
+        assert "as a number" in shell.stderr, version
 
 
 def test_a_job_is_listed_followed_and_stopped_and_its_receipt_shown(shell, customer):

@@ -126,6 +126,7 @@ def test_text_reaches_the_terminal_without_commands(text, plain, output):
 
 def test_amounts_and_sizes():
     assert [money(1234567, "USD"), money(500, "JPY"), money("1234", "KWD")] == ["12,345.67 USD", "500 JPY", "1.234 KWD"]
-    assert [size(999), size(1500), size(2_500_000), size(3_000_000_000_000)] == [
-        "999 bytes", "1.5 kB", "2.5 MB", "3,000.0 GB",
+    sizes = [0, 1, 999, 1000, 999_949, 999_950, 2_500_000, 999_960_000, 3_000_000_000_000]
+    assert [size(each) for each in sizes] == [
+        "0 bytes", "1 byte", "999 bytes", "1.0 kB", "999.9 kB", "1.0 MB", "2.5 MB", "1.0 GB", "3,000.0 GB",
     ]  # fmt: skip

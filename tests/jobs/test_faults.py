@@ -107,9 +107,11 @@ def assert_charged_once(customer, job):
 
 
 BEFORE, AFTER = False, True
-"""Whether the worker dies before or after it calls a function. Steps of the console are in test_crashes."""
+"""Whether the worker dies before or after it calls a function. The steps are those of the backend; `test_crashes` has
+those of the console's own code."""
 STEPS_OF_A_START = {
     "after its folders are created": (Run, "create_folders", AFTER),
+    # Every start passes through `WarmPool.starting`, also a cold one, as here.
     "before its launcher starts": (WarmPool, "starting", BEFORE),
     "before its record is written": (Run, "record_submission", BEFORE),
 }

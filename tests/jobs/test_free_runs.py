@@ -12,8 +12,8 @@ from console.accounts.roles import Role
 from console.core.errors import InvalidInput, ServiceInactive
 from jobs import activation, checks, free_estimates, orders, reconciliation
 from jobs.errors import IdempotencyConflict, QuotaExceeded
-from jobs.free_runs import title
 from jobs.models import Job
+from jobs.selectors import title_of
 from jobs.states import JobState
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
@@ -88,9 +88,9 @@ def test_free_runs_are_named_in_the_language_of_the_reader(customer):
     with translation.override("zh-hans"):
         check = place_check(customer)
         free_estimate = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form()).job
-        assert (title(check), title(free_estimate)) == ("镜像检查：pytorch", "免费试测：train.py")
+        assert (title_of(check), title_of(free_estimate)) == ("镜像检查：pytorch", "免费试测：train.py")
     assert (
-        (title(check), title(free_estimate))
+        (title_of(check), title_of(free_estimate))
         == ("Check of pytorch", "Probe of train.py")
         == (check.name, free_estimate.name)
     )

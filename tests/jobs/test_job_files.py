@@ -39,7 +39,7 @@ def test_a_path_leads_to_the_folder_of_the_job(customer):
 
 @pytest.fixture
 def job(customer):
-    """A job whose code wrote files, and what it could to mislead the console."""
+    """A job whose code wrote ordinary files, and also links and a pipe that could mislead the console."""
     attempt = customer.started()
     backend, key = customer.backend, results.checkpoint_key(attempt.job_id)
     outputs, run = backend.output_folder(key), backend.run_folder(attempt.run_name)

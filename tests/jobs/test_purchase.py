@@ -65,7 +65,7 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
         assert list(errors) == [field], value
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
-    # Fields that may not be checked if one on which they depend is invalid.
+    # Fields that are left unchecked when a field on which they depend is invalid.
     dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
     wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}
     assert set(faults(customer, **wrong)) == set(wrong)
@@ -150,7 +150,8 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
     customer, backend, monkeypatch
 ):
     (machine,) = backend.capacity().machines
-    # Nodes of nano have machines of their own, of which this is none.
+    # In this cluster nodes of nano have a placement of their own (`placed_kinds`), which excludes this machine
+    # (`closed_to`). Nodes of other specs are placed on any machine.
     closed = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
     with monkeypatch.context() as patch:
         patch.setattr(backend, "capacity", lambda: Capacity((closed,), placed_kinds=frozenset({"nano"})))
@@ -223,7 +224,7 @@ def test_by_default_there_is_no_fault_tolerance_and_a_back_off_belongs_to_retrie
 def test_tensorflow_needs_all_its_nodes(customer):
     Image.objects.filter(name="pytorch").update(frameworks=["tensorflow"])
     assert "fewer nodes" in faults(customer, framework="tensorflow", min_nodes=1)["min_nodes"]
-    assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0, "all its nodes is no minimum"
+    assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0, "a minimum of all nodes is no minimum"
 
 
 def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
@@ -234,7 +235,9 @@ def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
     Image.objects.create(
         organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
     )
-    backend.images_with_mpi.add("")  # whether a customer's image has mpirun is known only when it runs
+    # For the backend, a customer's own image has the name "". A backend accepts MPI for it, since only the run shows
+    # whether it has mpirun.
+    backend.images_with_mpi.add("")
     assert bought(customer, controller="mpi", image="own").controller is Controller.MPI
     Image.objects.filter(name="own").update(frameworks=["tensorflow"])
     tensorflow = faults(customer, controller="mpi", image="own", framework="tensorflow")

@@ -35,21 +35,21 @@ FINISHED, FAILED, RUNNING, WAITING = 1, 2, 3, 4
 def upgraded(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """A database of its own with the dump of version 0.1, migrated to this version."""
     settings = connection.settings_dict
-    own, name = settings["NAME"], f"{settings['NAME']}_upgrade"
+    original_name, upgrade_name = settings["NAME"], f"{settings['NAME']}_upgrade"
     with django_db_blocker.unblock():
         with connection.cursor() as cursor:
-            cursor.execute(f'CREATE DATABASE "{name}"')
+            cursor.execute(f'CREATE DATABASE "{upgrade_name}"')
         connection.close()
-        settings["NAME"] = name
+        settings["NAME"] = upgrade_name
         try:
             database.replace(DUMP)
             call_command("migrate", interactive=False, verbosity=0)
             yield
         finally:
             connection.close()
-            settings["NAME"] = own
+            settings["NAME"] = original_name
             with connection.cursor() as cursor:
-                cursor.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+                cursor.execute(f'DROP DATABASE "{upgrade_name}" WITH (FORCE)')
 
 
 @pytest.mark.slow

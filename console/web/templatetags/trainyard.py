@@ -27,7 +27,7 @@ from billing import amounts, messages
 from billing.models import Receipt
 from console.accounts import zones
 from console.web import activity
-from jobs import free_runs
+from jobs import selectors
 from jobs.messages import failure_sentence
 from jobs.models import Job
 from jobs.states import JobState
@@ -439,4 +439,4 @@ def receipt_title(receipt: Receipt) -> str:
         day_charged = receipt.hold.quote.purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
     job = receipt.hold.order.job
-    return f"#{job.pk} {free_runs.title(job)}"
+    return f"#{job.pk} {selectors.title_of(job)}"

@@ -48,8 +48,13 @@ class ShellTunnels:
             raise _unavailable(error) from error
         async with connection:
             ours, theirs = socket.socketpair()
+            try:
+                reader, writer = await asyncio.open_unix_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                theirs.close()
+                raise
             relay = asyncio.create_task(portforward.relay(theirs, connection))
-            reader, writer = await asyncio.open_unix_connection(sock=ours)
             try:
                 try:
                     async with asyncio.timeout(_START_SECONDS):
@@ -74,6 +79,7 @@ class ShellTunnels:
             record_key = self._runs.record_key(state)
         except ApiError as error:
             raise BackendUnavailable(str(error)) from error
+        # Without a key, the run's Secret is deleted, and so the run is being deleted.
         if pod is None or pod.started_at is None or pod.ended or not record_key:
             raise RunNotFound(f"The run '{name}' has no node {node} that runs.")
         path = resource_path("v1", "pods", state.namespace, pod.name)

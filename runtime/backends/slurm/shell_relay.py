@@ -1,7 +1,8 @@
 """Pass bytes between stdin and stdout and the socket of a node's shells. Slurm runs this on the node, as a job step.
 
-`shells` starts it. It runs as the console's user, outside of the sandbox, so it only copies bytes and reads none of
-them. Imports only the standard library.
+`runtime.backends.slurm.shells` starts it with `srun`. It runs as the console's user, outside of the sandbox, so it only
+copies bytes and does not interpret them. Like the modules of `runtime` that it imports, it needs only the standard
+library.
 """
 
 from __future__ import annotations

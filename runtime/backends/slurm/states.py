@@ -22,11 +22,19 @@ ACTIVE_STATES = frozenset(
 """States of a job that has or may still get processes."""
 WAITING_STATES = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
 """States of a job without machines."""
-_FAILED_STATES = ("DOWN", "FAIL", "UNKNOWN", "NOT_RESPONDING")
-"""Substrings of the states of a machine that does not work. "DOWN" is also part of POWERED_DOWN and POWERING_DOWN: what
-ran on such a machine has ended."""
-_CLOSED_STATES = (*_FAILED_STATES, "DRAIN", "MAINT", "REBOOT", "FUTURE")
-"""Substrings of the states of a machine that takes no new jobs."""
+_FAILED_STATES = frozenset({"DOWN", "FAIL", "FAILING", "UNKNOWN"})
+"""States and flags of a machine that does not work."""
+_SILENT_STATES = frozenset({"POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"})
+"""Flags of a machine that cannot answer Slurm now, which is no fault: Slurm powers idle machines down to save power."""
+_CLOSED_STATES = frozenset(
+    {
+        *("DRAIN", "DRAINED", "DRAINING", "MAINT", "MAINTENANCE", "FUTURE"),
+        *("REBOOT", "REBOOT_REQUESTED", "REBOOT_ISSUED", "POWER_DOWN", "POWERING_DOWN"),
+    }
+)
+"""States and flags of a machine that takes no new jobs. POWERED_DOWN is not among them: Slurm allocates jobs to such a
+machine and powers it up for them. POWER_DOWN is a request, which Slurm carries out once the machine has no jobs."""
+_STATE_WORD = re.compile(r"[A-Z_]+")
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 """`name=value`"""
 _GPU_COUNT = re.compile(r"^gres/gpu(?::([^=]+))?=(\d+)$")
@@ -60,7 +68,10 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the cluster, which Slurm calls a node. `gpus` and `free_gpus` are numbers of GPUs by Gres type."""
+    """A machine of the cluster, which Slurm calls a node. `gpus` and `free_gpus` are numbers of GPUs by Gres type.
+
+    `state` is a state and flags in Slurm's words, such as `IDLE+CLOUD+POWERED_DOWN`.
+    """
 
     name: str
     state: str
@@ -76,13 +87,20 @@ class Machine:
     @property
     def has_failed(self) -> bool:
         """Whether Slurm reports the machine as failed, or gets no answer from it."""
-        # Slurm appends "*" to the state of a machine that does not answer.
-        return "*" in self.state or any(part in self.state for part in _FAILED_STATES)
+        words = self._state_words
+        # Slurm before 21.08 appends "*" to the state of a machine that does not answer.
+        is_silent = "*" in self.state or "NOT_RESPONDING" in words
+        return bool(words & _FAILED_STATES) or (is_silent and not words & _SILENT_STATES)
 
     @property
     def is_open(self) -> bool:
         """Whether the machine takes new jobs."""
-        return not self.has_failed and not any(part in self.state for part in _CLOSED_STATES)
+        return not self.has_failed and not self._state_words & _CLOSED_STATES
+
+    @property
+    def _state_words(self) -> frozenset[str]:
+        """The state and its flags, without the symbols that Slurm may append to a word."""
+        return frozenset(_STATE_WORD.findall(self.state))
 
 
 def parse_jobs(text: str) -> dict[str, SlurmJob]:

@@ -1,7 +1,7 @@
 """Ask a fork server, which has imported a framework in advance, to fork the ranks of a node into the node's sandbox.
 
-If the fork server does not answer within a second, the node starts cold. Standard library only: the supervisor imports
-this.
+The node starts cold if the fork server does not accept the connection, or has no rank ready in time. Standard library
+only: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from runtime import pids
 
 OOM_SCORE = 500
-"""`oom_score_adj` of a rank: the middle of the range. When the machine's memory runs out, the kernel kills ranks before
-the console, whose value is 0."""
-_ANSWER_SECONDS = 1.0
-"""How long the fork server, a local process, may take to answer. Waiting longer would not be worth it, since a cold
-start takes about as long."""
+"""`oom_score_adj` of a rank: halfway between the default, 0, and the maximum, 1000. When the machine's memory runs out,
+the kernel kills ranks before the console, whose value is 0."""
+_TIMEOUT_SECONDS = 1.0
+"""How long each call on the socket may take: to connect to the fork server, a local process, and to send it a request.
+Waiting longer would not be worth it, since a cold start takes about as long."""
 
 
 def connect(folder: Path, name: str) -> socket.socket:
@@ -30,23 +30,25 @@ def connect(folder: Path, name: str) -> socket.socket:
     A socket's address has at most 107 bytes, and the folder's path may be longer. So the folder is opened, and its
     short path in /proc is used.
     """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_ANSWER_SECONDS)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        connection.connect(f"/proc/self/fd/{descriptor}/{name}")
-    except BaseException:
-        connection.close()
-        raise
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(_TIMEOUT_SECONDS)
+            connection.connect(f"/proc/self/fd/{descriptor}/{name}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
     finally:
         os.close(descriptor)
-    return connection
 
 
 class ForkServerConnection:
     """A connection to a fork server that is to fork the ranks of one node.
 
-    The ranks and the launcher each get one end of a socket pair; the launcher's is `launcher_end`.
+    The ranks and the launcher each get one end of a socket pair; the launcher's is `launcher_end`. Through it the
+    launcher tells the ranks when to enter the sandbox, and passes each its script (`runtime.launcher.warm.client`).
     """
 
     def __init__(self, connection: socket.socket, ranks: int) -> None:
@@ -57,9 +59,12 @@ class ForkServerConnection:
     def send_sandbox(self, init_pid: int, parent_pid: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
         """Send the fork server the sandbox in which to fork the ranks, then close this connection.
 
-        `init_pid` is the sandbox's first process, a child of the process `parent_pid`. That one must be a child of this
-        process that has not been reaped. `limits` are those of each rank, as `resource_limits.kernel_limits` returns
-        them, and `cgroups` the folders of the node's control groups.
+        `init_pid` is the sandbox's first process, a child of the process `parent_pid`. `parent_pid` must be an unreaped
+        child of the caller, so that its number cannot be reused. `limits` are those of each rank, as
+        `resource_limits.kernel_limits` returns them, and `cgroups` the folders of the node's control groups.
+
+        If this fails, it raises nothing, and the ranks' end of the socket pair is closed. The launcher then finds that
+        no rank answers, and starts the ranks cold.
         """
         with self._connection, self._ranks_end, contextlib.suppress(OSError):
             pidfd = os.pidfd_open(init_pid)

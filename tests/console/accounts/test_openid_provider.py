@@ -222,7 +222,7 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
 def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner, stranger):
     got, other = log_in_to(browser, hub), Client()
     other.force_login(stranger.user)
-    end = reverse("security_end_access", args=[hub.pk])
+    end = reverse("security_end_client_access", args=[hub.pk])
     assert end not in other.get(reverse("security")).content.decode()
     other.post(end)  # must not end another person's access
     assert end in browser.get(reverse("security")).content.decode()

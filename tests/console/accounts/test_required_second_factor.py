@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 SECURITY = "/security/"
 PERSONAL = {
     "organization_new", "organization_switch", "time_zone", "security", "security_end_sessions", "security_end_session",
-    "security_end_access", "security_export", "security_delete",
+    "security_end_client_access", "security_export", "security_delete",
 }  # fmt: skip
 """URL names of pages about the person, not about an organization."""
 OPEN = PERSONAL | {

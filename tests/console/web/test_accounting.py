@@ -213,12 +213,12 @@ def test_billing_details_are_saved_for_the_next_invoice_and_change_no_issued_one
 def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
     quote = customer.quote()
     for _ in range(2):
-        answer = owner_page.post(reverse("training_probe"), {"quote": str(quote.pk)})
+        answer = owner_page.post(reverse("training_free_estimate"), {"quote": str(quote.pk)})
         job = Job.objects.get()
         assert answer["HX-Redirect"] == reverse("job_detail", args=[job.pk])
     assert job.order.quote.ceiling_minor == 0
     BillingPolicy.objects.create(probes_per_day=0)
-    assert "used up" in text(owner_page.post(reverse("training_probe"), {"quote": str(customer.quote().pk)}))
+    assert "used up" in text(owner_page.post(reverse("training_free_estimate"), {"quote": str(customer.quote().pk)}))
 
 
 def test_a_platform_fault_is_on_the_receipt_with_its_evidence(owner_page, customer):

@@ -49,7 +49,7 @@ def test_a_card_is_saved_at_the_provider_and_removed_with_its_automatic_top_ups(
     assert switch_on(owner_page, card, amount_minor="50,00").status_code == 302
     setup = AutoTopUp.objects.get()
     assert (setup.is_on, setup.threshold_minor, setup.amount_minor) == (True, 2000, 5000)
-    owner_page.post(reverse("card_automatic_off"))
+    owner_page.post(reverse("automatic_top_up_off"))
     assert not AutoTopUp.objects.get().is_on
     switch_on(owner_page, card)
     owner_page.post(reverse("card_remove"), {"method": card.method_id})

@@ -50,11 +50,11 @@ ACTIONS = {
     "workspace_delete_entry": ["main"], "workspace_copy_entry": ["main"],
     "workspace_bin_empty": ["main"], "workspace_bin_restore": ["main", 1],
     "workspace_bin_remove": ["main", 1], "workspace_save": ["main", "train.py"], "training_quote": [],
-    "training_order": [], "training_pay": [], "training_probe": [], "job_cancel": ["job"],
+    "training_order": [], "training_pay": [], "training_free_estimate": [], "job_cancel": ["job"],
     "sweep_quote": [], "sweep_order": [], "sweep_stop": ["sweep"], "sweep_extend": ["sweep"],
     "notebook_extend_quote": ["notebook"],
     "job_cancel_selected": [], "top_up": [], "card_add": [],
-    "card_default": [], "card_remove": [], "card_automatic_off": [], "budget_set": [],
+    "card_default": [], "card_remove": [], "automatic_top_up_off": [], "budget_set": [],
     "credit_list": [], "organization_rename": [], "organization_invite": [], "organization_member_role": [1],
     "organization_member_remove": [1],
 }  # fmt: skip
@@ -120,7 +120,7 @@ def test_objects_of_another_organization_are_not_found(stranger, browser, comple
 
 
 def test_a_role_changes_only_what_it_may(customer, browser, address):
-    paying = ("top_up", "card_add", "card_default", "card_remove", "card_automatic_off", "budget_set", "credit_list")
+    paying = ("top_up", "card_add", "card_default", "card_remove", "automatic_top_up_off", "budget_set", "credit_list")
     managing = ("activation_deactivate", "organization_rename", "organization_invite")
     refused = {
         Role.VIEWER: ACTIONS,

@@ -1,4 +1,8 @@
-"""Runs that wait for machines, images, quotas and queues, but not for ever."""
+"""Runs that wait for machines, images, quotas and queues, but not for ever.
+
+A test creates another backend to change a setting of the cluster, and before it asks for the capacity a second time: a
+backend reuses a capacity for up to a second.
+"""
 
 import pytest
 
@@ -45,6 +49,7 @@ def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
 
 
 def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, fake, monkeypatch):
+    """`IMAGE_REFUSED_SECONDS` ends the run, since the registry refuses it; `start_seconds` limits other waits."""
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))

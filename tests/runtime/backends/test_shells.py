@@ -12,6 +12,7 @@ from console.accounts.models import AuditEvent
 from console.serving.shells import open_connection
 from runtime.backends.kubernetes import portforward
 from runtime.backends.kubernetes.rbac import rbac
+from runtime.backends.kubernetes.shells import ShellTunnels
 from runtime.backends.supervision.shell_socket import ShellSocket
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.launcher.shell import HEADER, INPUT
@@ -191,6 +192,28 @@ def relays_environments():
             if b"shell_relay import" in (folder / "cmdline").read_bytes():
                 found.append((folder / "environ").read_bytes())
     return found
+
+
+def test_a_shell_whose_streams_cannot_be_opened_leaves_no_task(monkeypatch):
+    """The task would pass bytes between the node and a socket that nobody reads."""
+    tunnels = ShellTunnels(api=None, runs=None)
+    monkeypatch.setattr(tunnels, "_find", lambda _name, _node: (None, "token"))
+
+    async def connect_to(_target):
+        return contextlib.AsyncExitStack()  # as a connection, it can be entered and left
+
+    async def fail(**_options):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(portforward, "connect_to", connect_to)
+    monkeypatch.setattr(asyncio, "open_unix_connection", fail)
+
+    async def open_one():
+        with pytest.raises(OSError, match="too many open files"):
+            await open_and_close(lambda: tunnels.open("job-1-1", 0))
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(open_one()) == set()
 
 
 @pytest.mark.slow

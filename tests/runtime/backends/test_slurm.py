@@ -84,6 +84,28 @@ def test_capacity_counts_the_machines_that_a_node_type_may_use():
     assert found.nodes_ever(Resources(1, 1000, 1, "NVIDIA-H200"), "gpu") == 0
 
 
+@pytest.mark.parametrize(
+    ("state", "has_failed", "is_open"),
+    [
+        ("IDLE", False, True), ("ALLOCATED+PLANNED", False, True), ("IDLE+DYNAMIC_FUTURE", False, True),
+        # Slurm has powered it down to save power, and powers it up for a job.
+        ("IDLE+CLOUD+POWERED_DOWN", False, True), ("MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", False, True),
+        ("IDLE~", False, True), ("IDLE#+CLOUD", False, True),
+        # Its jobs run on, but it gets no new ones before it has been powered down.
+        ("MIXED+POWER_DOWN", False, False), ("IDLE+CLOUD+POWERING_DOWN", False, False),
+        ("IDLE+DRAIN", False, False), ("IDLE+MAINTENANCE", False, False), ("IDLE+REBOOT_REQUESTED", False, False),
+        ("FUTURE", False, False), ("IDLE+DRAIN+POWERED_DOWN", False, False),
+        ("DOWN", True, False), ("DOWN*+CLOUD", True, False), ("IDLE+NOT_RESPONDING", True, False),
+        ("MIXED*", True, False), ("IDLE+FAIL", True, False), ("UNKNOWN", True, False),
+        ("DOWN+CLOUD+NOT_RESPONDING+POWERED_DOWN", True, False), ("DOWN+CLOUD+POWERING_UP", True, False),
+    ],
+)  # fmt: skip
+def test_a_machine_without_power_is_free_unless_it_has_failed(state, has_failed, is_open):
+    (machine,) = parse_machines(f"NodeName=c0 CPUTot=8 RealMemory=16000 State={state} Partitions=cpu")
+    assert (machine.has_failed, machine.is_open) == (has_failed, is_open)
+    assert compute_capacity([machine], config()).nodes_now(Resources(4, 8000)) == (2 if is_open else 0)
+
+
 def test_a_job_asks_for_the_nodes_as_tasks():
     gpus = spec(
         node_kind="gpu",

@@ -5,10 +5,12 @@ import os
 import re
 import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from runtime import pids
+from runtime.backends.supervision.rank_fork import connect
 from tests.console.processes import children, wait_for
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
@@ -51,6 +53,16 @@ def test_the_first_run_starts_cold_and_prepares_the_ranks_of_the_next_ones(harne
     wait_for(lambda: harness.backend.is_prepared(harness.spec().image), 30)
     harness.complete(SHOW_PROGRAM, name="job-2-1", nodes=2, workers_per_node=2)
     assert [harness.log(rank, "job-2-1") for rank in range(4)] == ["forkserver.py\n"] * 4
+
+
+def test_a_pool_without_a_folder_costs_no_open_socket(tmp_path):
+    def sockets():
+        return [path for path in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if "socket:" in path]
+
+    before = sockets()
+    with pytest.raises(FileNotFoundError) as caught:
+        connect(tmp_path / "missing", "socket")
+    assert sockets() == before, caught.value  # `caught` keeps the frames of `connect`, and what they hold
 
 
 @pytest.mark.parametrize("start", ["cold", "warm"])
