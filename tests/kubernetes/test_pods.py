@@ -66,7 +66,7 @@ def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_f
 
 def test_names_that_never_resolve_end_the_start(cluster_harness, start_without_names):
     # How long Pods may take to be scheduled, and then to start: the sum is the time for the nodes to meet.
-    cluster_harness.backend = cluster_harness.another(gang_seconds=1, start_seconds=1)
+    cluster_harness.backend = cluster_harness.new_backend(gang_seconds=1, start_seconds=1)
     start_without_names(MEET)
     assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
 
@@ -258,7 +258,7 @@ def use_folder(cluster_harness, shared_fake):
 
     def use(folder):
         shared_fake.registry.images["r.example.com/folder:1"] = python_image(folder)
-        cluster_harness.backend = cluster_harness.another(images={"bare": "r.example.com/folder:1"})
+        cluster_harness.backend = cluster_harness.new_backend(images={"bare": "r.example.com/folder:1"})
 
     return use
 

@@ -262,7 +262,7 @@ def small_disk(harness, monkeypatch):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
     monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)  # else no run could start on so small a disk
-    harness.backend = harness.another()
+    harness.backend = harness.new_backend()
 
     def fill():
         with (runs / "filler").open("wb", buffering=0) as file:
@@ -277,7 +277,7 @@ def small_disk(harness, monkeypatch):
     finally:
         harness.backend.delete("job-1-1")
         subprocess.run(["umount", str(runs)], check=True)
-        harness.backend = harness.another()
+        harness.backend = harness.new_backend()
 
 
 def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):
