@@ -205,6 +205,8 @@ def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tm
     lines = run_checks(api, config, tmp_path, backend=None)
     failed = {line.name for line in lines if line.detail.startswith("The check failed: ")}
     assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
+    (line,) = run_checks(SimpleNamespace(get=lambda _path: "no object"), config, tmp_path, backend=None)
+    assert (line.name, line.ok) == ("API server", False)
 
 
 def test_check_names_node_kinds_without_machines(own_harness, fake):
