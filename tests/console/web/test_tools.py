@@ -93,7 +93,7 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
     MembershipFactory(organization=customer.organization, user=customer.membership.user)
     with asgi_console() as url, logged_in(url, customer.membership) as late:
         ended = late.get(f"{path}data/runs")
-        assert (ended.status_code, "This TensorBoard has ended" in ended.text) == (404, True)
+        assert (ended.status_code, "This TensorBoard has ended." in ended.text) == (404, True)
 
 
 class HostileTool(BaseHTTPRequestHandler):
