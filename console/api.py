@@ -164,9 +164,12 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    """Django's handler404."""
+    """Django's handler404. The page shows the message of a view that says what it did not find."""
+    cause = exception.__cause__
+    message = cause.message if isinstance(cause, NotFound) else NotFound.message
+    reason = "" if message == NotFound.message else message
     return _error_response(
-        request, 404, "not_found", NotFound.message, lambda: defaults.page_not_found(request, exception)
+        request, 404, "not_found", NotFound.message, lambda: render(request, "404.html", {"reason": reason}, status=404)
     )
 
 

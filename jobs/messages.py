@@ -488,7 +488,12 @@ def _capacity_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: 
             else _("The cluster no longer has a machine that is large enough for a node of %(spec)s.")
         ) % {"nodes": nodes, "spec": spec, "most": most}
         return join_sentences(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
-    free = int(data.get("free", 0))
+    if "free" not in data:  # the cluster refused the run, and reported no number
+        reason = ngettext(
+            "Waiting for %(nodes)d free node of %(spec)s.", "Waiting for %(nodes)d free nodes of %(spec)s.", nodes
+        ) % {"nodes": nodes, "spec": spec}
+        return join_sentences(reason, place_in_queue)
+    free = int(data["free"])
     reason = ngettext(
         "Waiting for %(nodes)d free node of %(spec)s;", "Waiting for %(nodes)d free nodes of %(spec)s;", nodes
     ) % {"nodes": nodes, "spec": spec}

@@ -146,5 +146,5 @@ def write_python(root: Path) -> None:
             target = root / path.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(os.path.realpath(path), target)
-    for folder in ("etc", "tmp", "opt/vendor", "workspace"):
-        (root / folder).mkdir(parents=True)
+    for folder in ("etc", "tmp", "workspace"):
+        (root / folder).mkdir()

@@ -32,11 +32,15 @@ AREAS = {
     "order": _("Orders"),
     "job": _("Jobs"),
     "sweep": _("Sweeps"),
+    "notebook": _("Notebooks"),
+    "shell": _("Shells"),
     "dataset": _("Datasets"),
     "model": _("Models"),
     "workspace": _("Workspaces"),
     "image": _("Images"),
     "budget": _("Budgets"),
+    "debt": _("Debts"),
+    "webhook": _("Webhooks"),
 }
 """The choices of the filter: the first word of an action, and its label."""
 

@@ -285,6 +285,7 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     shown, typed = "$50.00", "0.05"
     account = wallet()
     grant = give(account, 5000)
+    # A voucher that was used: its page shows the amount. Before, it has a field with it.
     voucher = Voucher.objects.create(code="SUMMER", reason="x", amount_minor=5000, currency="USD", uses=1)
     budget = Budget.objects.create(organization=account.organization, amount_minor=5000)
     top_up = paid_top_up(provider)

@@ -20,7 +20,7 @@ from jobs.models import MetricPoint
 from runtime.specs import Outcome
 from storage import images, recycle_bin, selectors
 from tests.factories.accounts import MembershipFactory
-from tests.factories.jobs import never_fits, start
+from tests.factories.jobs import make_medium_too_large, start
 from tests.factories.notebooks import sell_notebook
 from tests.factories.storage import (
     LINEAGE,
@@ -148,7 +148,7 @@ def _run_jobs(customer):
         for seconds in range(0, 60, 2):
             backend.sample(running.run_name, _sample(node, now - 60 + seconds), node=node)
     start(customer.job())  # it stays in the state STARTING
-    never_fits(customer)  # so that pages show a node spec that no cluster can run
+    make_medium_too_large()  # so that pages show a node spec that no cluster can run
     queued = customer.job(nodes=4)
     dispatch.dispatch_queue()
     robot = service_accounts.create(actor=customer.membership, name="builds", role="member")

@@ -123,8 +123,6 @@ def start(job: Job) -> bool:
     return attempt is not None and dispatch.submit(attempt)
 
 
-def never_fits(customer: Customer) -> NodeSpec:
-    """Make the node spec `medium`, which has a price, too large for the fake cluster. Return it."""
-    spec = NodeSpec.objects.get(name="medium")
-    NodeSpec.objects.filter(pk=spec.pk).update(cpus=1000)
-    return spec
+def make_medium_too_large() -> None:
+    """Make the node spec `medium`, which has a price, too large for the fake cluster."""
+    NodeSpec.objects.filter(name="medium").update(cpus=1000)

@@ -51,7 +51,7 @@ def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend
     dispatch.dispatch_queue()
     assert states(job) == ["queued"]
     assert not Attempt.objects.exists()
-    assert "0 are free now" in waiting(customer, job), "the refusal counts, not the capacity that was read"
+    assert waiting(customer, job) == "Waiting for 2 free nodes of Nano. You're next in the queue."
     backend.refuses.clear()
     dispatch.dispatch_queue()
     assert states(job) == ["starting"]

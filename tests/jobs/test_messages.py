@@ -64,6 +64,9 @@ def test_waits_say_what_is_needed_what_is_free_and_what_would_start():
         "A run on 1 of them would start now."
     )
     assert "would start now" not in waiting("capacity", {"free": 0}, nodes=2)
+    assert waiting("capacity", {}, nodes=2) == "Waiting for 2 free nodes of Nano. You're next in the queue."
+    with translation.override("zh-hans"):
+        assert waiting("capacity", {}).startswith("正在等待 1 个空闲的 Nano 节点。")
     at = timezone.now().replace(hour=12, minute=30, second=5).isoformat()
     text = waiting("backoff", {"reason": "code_failed", "at": at})
     assert text.startswith("The last attempt failed with an error in the code. The run is retried, as you ordered.")

@@ -89,7 +89,7 @@ def test_a_job_waits_for_its_packages_and_then_runs_with_them(customer, installe
     assert not customer.job().packages, "the file is used only if the order names it"
 
 
-def test_an_exact_rerun_has_the_packages_of_its_job_though_the_file_changed(customer, installer):
+def test_an_exact_rerun_has_the_packages_of_its_job_though_the_file_changed(customer):
     job = customer.job(requirements="requirements.txt")
     customer.write("requirements.txt", "einops\n")
     assert reruns.changes(job) == ["The requirements file requirements.txt has changed."]

@@ -13,7 +13,7 @@ from jobs.purchase import parse
 from runtime.specs import Capacity, Controller, Framework
 from storage import retention
 from storage.models import Image
-from tests.factories.jobs import never_fits, start
+from tests.factories.jobs import make_medium_too_large, start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
 
 
@@ -140,7 +140,7 @@ def test_nodes_that_never_fit_are_refused_with_what_would(customer):
     assert "do not fit in this cluster. It has capacity for at most 4" in too_many
     customer.quota(max_running_nodes=3)
     assert "can run at most 3 nodes" in faults(customer, nodes=4)["nodes"]
-    never_fits(customer)
+    make_medium_too_large()
     customer.quota(max_running_nodes=8)
     error = faults(customer, nodes=1, node_spec="medium")["nodes"]
     assert error == "No machine in this cluster is large enough for a node of medium. Choose another node spec."

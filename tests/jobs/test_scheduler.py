@@ -12,7 +12,7 @@ from jobs.clusters import resources_of
 from jobs.models import Attempt, CapacitySnapshot, Job
 from jobs.states import JobState
 from runtime.specs import Outcome, Resources
-from tests.factories.jobs import never_fits, start
+from tests.factories.jobs import make_medium_too_large, start
 from tests.jobs.queueing import age, filled, states, waiting
 
 pytestmark = pytest.mark.django_db
@@ -111,7 +111,7 @@ def test_a_pass_takes_no_more_queries_for_more_waiting_jobs(customer, other, dja
 
 def test_a_cluster_that_became_too_small_reserves_nothing_and_the_job_waits(customer):
     large = customer.job(node_spec="medium", nodes=1)
-    never_fits(customer)
+    make_medium_too_large()
     small = customer.job()
     age(large, timedelta(days=1))
     reconciliation.reconcile()

@@ -33,14 +33,14 @@ class KubernetesHarness(RunHarness):
         self.late_seconds = site.late_seconds
         self.patience = 300.0 if site.real else 120.0
         self.workspace, self.dataset = site.root / "workspace", site.root / "digits"
-        self.backend: KubernetesBackend = self.another()
+        self.backend: KubernetesBackend = self.new_backend()
         self._closing = threading.Event()
         if watched:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         """Follow the cluster, as the console's watcher does to keep what is removed with a Pod."""
-        for _names in self.another().changes():
+        for _names in self.new_backend().changes():
             if self._closing.is_set():
                 return
 
@@ -48,7 +48,7 @@ class KubernetesHarness(RunHarness):
         """Return the settings that a console has for the cluster."""
         return self.site.config(**{**self.settings, **changes})
 
-    def another(self, **changes: Any) -> KubernetesBackend:
+    def new_backend(self, **changes: Any) -> KubernetesBackend:
         """Return a backend as another process of the console would have it. `changes` are settings of the cluster."""
         return KubernetesBackend(config=self.config(**changes), root=self.site.root / "runs")
 

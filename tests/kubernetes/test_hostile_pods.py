@@ -120,7 +120,7 @@ def test_forged_records_are_ignored(cluster_harness):
     time.sleep(600)
     """
     cluster_harness.start(source, text="forged")
-    assert cluster_harness.another().describe(NAME).phase is RunPhase.RUNNING
+    assert cluster_harness.new_backend().describe(NAME).phase is RunPhase.RUNNING
     cluster_harness.backend.stop(NAME, 1)
     cluster_harness.wait_for_failure(Outcome.STOPPED)
 

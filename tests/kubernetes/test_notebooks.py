@@ -171,12 +171,12 @@ def test_a_connection_ends_with_the_pod_and_then_there_is_no_notebook(own_harnes
         run(post(backend, b""))
     # Another process of the console remembers no Pod.
     with pytest.raises(RunNotFound):
-        run(post(own_harness.another(), b""))
+        run(post(own_harness.new_backend(), b""))
     with pytest.raises(RunNotFound):
         run(post(backend, b"", "job-9-9"))
     fake.faults.down = True
     with pytest.raises(BackendUnavailable):
-        run(post(own_harness.another(), b""))
+        run(post(own_harness.new_backend(), b""))
     fake.faults.disarm()
     wait_for(lambda: not fake.server.forwards, 30)
     assert list(tunnel_folders.iterdir()) == []
@@ -321,7 +321,7 @@ def test_an_idle_notebook_in_a_pod_ends_by_itself(harness):
     )  # fmt: skip
     assert "Idle for" in harness.log()
     with pytest.raises(RunNotFound):
-        run(post(harness.another(), b""))  # as another process of the console
+        run(post(harness.new_backend(), b""))  # as another process of the console
 
 
 @pytest.mark.django_db(transaction=True)

@@ -51,7 +51,7 @@ def install(harness, letter, *requirements):
             organization_slug="acme",
         )
     assert cluster_builder.has_run(layer, harness.backend)
-    another = harness.another()
+    another = harness.new_backend()
     smoke_run.await_end(another, f"packages-7-{letter * 12}", harness.patience)
     taken = cluster_builder.collect_result(layer, another)
     assert taken is not None

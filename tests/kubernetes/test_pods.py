@@ -66,7 +66,7 @@ def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_f
 
 def test_names_that_never_resolve_end_the_start(cluster_harness, start_without_names):
     # How long Pods may take to be scheduled, and then to start: the sum is the time for the nodes to meet.
-    cluster_harness.backend = cluster_harness.another(gang_seconds=1, start_seconds=1)
+    cluster_harness.backend = cluster_harness.new_backend(gang_seconds=1, start_seconds=1)
     start_without_names(MEET)
     assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
 
@@ -169,27 +169,27 @@ def test_two_ranks_that_die_at_once_are_both_reported(own_harness, fake):
 
 def test_the_log_file_and_stdout_get_the_same_bytes_up_to_the_limit(cluster_harness, shared_fake):
     """Rank 0 prints random pieces, and rank 1 more than the limit."""
+    chance = random.Random(0)
+    pieces = [
+        chance.randbytes(chance.choice([1, 30, 4000, 20000])).replace(b"\n", b"\r")
+        + chance.choice([b"", b"\n", b"\n\n"])
+        for _ in range(300)
+    ]
+    pieces.append(b"no end")
+    cluster_harness.write({"workspace/pieces.json": json.dumps([piece.decode("latin-1") for piece in pieces])})
     source = """
-    import os, random, sys
+    import json, os, sys
     if os.environ["RANK"] == "1":
         for number in range(200_000): print("a line that is one of very many", number)
         sys.exit()
-    pieces = random.Random(0)
-    for _ in range(300):
-        data = pieces.randbytes(pieces.choice([1, 30, 4000, 20000]))
-        sys.stdout.buffer.write(data.replace(b"\\n", b"\\r") + pieces.choice([b"", b"\\n", b"\\n\\n"]))
+    for piece in json.load(open("pieces.json")):
+        sys.stdout.buffer.write(piece.encode("latin-1"))
         sys.stdout.buffer.flush()
-    sys.stdout.buffer.write(b"no end")
     """
     limit = 4 << 20
     cluster_harness.complete(source, workers_per_node=2, log_limit_bytes=limit)
-    pieces = random.Random(0)  # the same ones as in the script
-    written = b""
-    for _ in range(300):
-        data = pieces.randbytes(pieces.choice([1, 30, 4000, 20000]))
-        written += data.replace(b"\n", b"\r") + pieces.choice([b"", b"\n", b"\n\n"])
     stored, cut = ((run_folder(cluster_harness) / "logs" / f"rank-{rank}.log").read_bytes() for rank in range(2))
-    assert stored == written + b"no end"
+    assert stored == b"".join(pieces)
     assert len(cut) < limit + 1000  # the following line is beyond the limit
     assert b"[trainyard] This rank's log has reached its limit" in cut
     (container,) = shared_fake.containers()
@@ -258,7 +258,7 @@ def use_folder(cluster_harness, shared_fake):
 
     def use(folder):
         shared_fake.registry.images["r.example.com/folder:1"] = python_image(folder)
-        cluster_harness.backend = cluster_harness.another(images={"bare": "r.example.com/folder:1"})
+        cluster_harness.backend = cluster_harness.new_backend(images={"bare": "r.example.com/folder:1"})
 
     return use
 

@@ -119,7 +119,7 @@ def test_torch_reduces_over_all_pods(site):
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fake, fake_site, *, shared):
     """Both ranks ended with 0 and their records say so. A retry would repeat a run that has succeeded."""
-    own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": shared})
+    own_harness.backend = own_harness.new_backend(volume={**fake_site.volume(), "shared": shared})
     finish = fake_site.root / "workspace" / "finish"
     waits = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
     own_harness.start(waits, nodes=2)
@@ -137,7 +137,7 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     assert ended.finished_at <= max(created.finished_at for created in containers) + 1
     for name in names:
         fake.nodes[name].revive()
-    assert own_harness.another().describe("job-1-1").outcome is Outcome.COMPLETED
+    assert own_harness.new_backend().describe("job-1-1").outcome is Outcome.COMPLETED
 
 
 def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_site, monkeypatch):
@@ -146,7 +146,7 @@ def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_s
     Although that is longer than the time-out for a lost node, the outcome is STOPPED, not NODE_LOST.
     """
     monkeypatch.setattr(outcome, "_KUBELET_REPORT_SECONDS", 0.5)
-    own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
+    own_harness.backend = own_harness.new_backend(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=6, deadline_seconds=3600)
     own_harness.backend.stop("job-1-1", 6)
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.STOPPING)

@@ -43,9 +43,9 @@ class LocalHarness(RunHarness):
         self.workspace.mkdir()
         self.dataset.mkdir()
         (self.dataset / "three").write_text("3")
-        self.backend = self.another()
+        self.backend = self.new_backend()
 
-    def another(self, **options):
+    def new_backend(self, **options):
         """Return a backend with the same root, as another process of the console would have it."""
         return LocalBackend(
             root=self.folder / "runs", images_root=self.images_root, **{"cpus": 64, "memory_mib": 65536, **options}

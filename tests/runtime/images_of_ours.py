@@ -42,5 +42,5 @@ def use_image(harness: LocalHarness, name: str) -> LocalHarness:
     image_folder(name)
     harness.images_root = IMAGES
     harness.image = name
-    harness.backend = harness.another()
+    harness.backend = harness.new_backend()
     return harness

@@ -9,9 +9,9 @@ from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunPhase,
 class RunHarness:
     """A `backend` with a `workspace` and a `dataset`.
 
-    Subclasses define `another()`, which returns a backend as another process would have it, and `all_logs(name)`, for
-    the message of a failed test. For the contract suite they also define `lose_node(node, name)` and `left_behind()`,
-    which lists what deleted runs have left.
+    Subclasses define `new_backend()`, which returns a backend as another process would have it, and `all_logs(name)`,
+    for the message of a failed test. For the contract suite they also define `lose_node(node, name)` and
+    `left_behind()`, which lists what deleted runs have left.
     """
 
     keeps_output: bool

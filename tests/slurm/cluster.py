@@ -129,7 +129,7 @@ class SlurmCluster:
         ]
         lines += [
             f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={_CPUS} RealMemory=4096 "
-            f"Feature={'odd' if int(node[1:]) % 2 else 'even'} State=UNKNOWN"
+            "State=UNKNOWN"
             for node, port in zip(self.nodes, node_ports, strict=True)
         ]
         everything = ",".join(self.nodes)

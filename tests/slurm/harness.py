@@ -30,14 +30,14 @@ class SlurmHarness(RunHarness):
         for path in (self.workspace, self.dataset):
             path.mkdir()
         (self.dataset / "three").write_text("3")
-        self.backend = self.another()
+        self.backend = self.new_backend()
 
     def config(self, **changes):
         """Return the settings that a console has for the cluster."""
         data = {"conf": str(self.cluster.conf), "poll_seconds": 1, "start_seconds": 60, **self.settings, **changes}
         return SlurmConfig.from_data("hpc", data)
 
-    def another(self, **changes):
+    def new_backend(self, **changes):
         """Return a backend as another process of the console would have it."""
         return SlurmBackend(config=self.config(**changes), root=self.folder / "runs", images_root=self.images_root)
 

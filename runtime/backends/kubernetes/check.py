@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runtime.backends import smoke_run
 from runtime.backends.base import Backend, CheckResult
+from runtime.backends.checks import UNEXPECTED_ERRORS, failed_result
 from runtime.backends.kubernetes.capacity import compute_capacity
 from runtime.backends.kubernetes.client import ApiClient, ApiError, resource_path
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -44,6 +45,9 @@ def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | 
     except (RuntimeFault, ApiError) as fault:
         yield CheckResult("API server", ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
         return
+    except UNEXPECTED_ERRORS as error:
+        yield failed_result("API server", error)
+        return
     yield _run_guarded("namespace", lambda: _check_namespace(api, config))
     yield from _check_permissions(api, config)
     yield _run_guarded("storage", lambda: _check_storage(api, config, root))
@@ -66,9 +70,8 @@ def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult
         return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=remedy)
     except RuntimeFault as fault:
         return CheckResult(name, ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        # All but OSError mean that the server's answer has an unexpected form.
-        return CheckResult(name, ok=False, detail=f"The check failed: {type(error).__name__}: {error}")
+    except UNEXPECTED_ERRORS as error:
+        return failed_result(name, error)
 
 
 def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:

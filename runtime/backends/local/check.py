@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runtime.backends import sandbox, smoke_run
 from runtime.backends.base import Backend, CheckResult
+from runtime.backends.checks import run_guarded
 from runtime.errors import RuntimeFault
 from runtime.images import recipes, venvs
 
@@ -23,15 +24,15 @@ _SMOKE_MEMORY_MIB = 256
 
 def check(backend: Backend, *, root: Path, images_root: Path, smoke: bool = True) -> Iterator[CheckResult]:
     """Yield the results of all checks. If `smoke` is set and an image is built, the last one is a run of two nodes."""
-    yield _check_sandbox()
-    yield from _check_isolation(backend)
-    yield _check_machine(backend)
-    yield _check_gpus(backend)
-    yield _check_folder(root)
+    yield from run_guarded("sandbox", _check_sandbox)
+    yield from run_guarded("isolation", lambda: _check_isolation(backend))
+    yield from run_guarded("machine", lambda: _check_machine(backend))
+    yield from run_guarded("GPUs", lambda: _check_gpus(backend))
+    yield from run_guarded("folder of runs", lambda: _check_folder(root))
     built = [name for name in recipes.recipe_names() if venvs.is_ready(images_root, name)]
     yield _check_images(built)
     if smoke and built:
-        yield _check_smoke_run(backend, built[0])
+        yield from run_guarded("smoke run", lambda: _check_smoke_run(backend, built[0]))
 
 
 def _check_sandbox() -> CheckResult:

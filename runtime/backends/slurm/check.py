@@ -15,6 +15,7 @@ from pathlib import Path
 
 from runtime.backends import smoke_run
 from runtime.backends.base import Backend, CheckResult
+from runtime.backends.checks import run_guarded
 from runtime.backends.slurm import program, submission
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
@@ -53,31 +54,35 @@ def check(
         yield CheckResult("controller", ok=False, detail=str(fault), remedy=remedy)
         return
     yield CheckResult("controller", ok=True, detail=f"Slurm {settings.get('SLURM_VERSION', '')} answers.")
-    yield from _check_settings(backend, settings)
-    yield from _check_accounting(slurm, config, settings)
-    yield _check_machines(backend)
-    yield _check_folder(root)
+    yield _check_preemption(settings)
+    yield from run_guarded("isolation", lambda: _check_isolation(backend))
+    yield from run_guarded("accounting", lambda: _check_accounting(slurm, config, settings))
+    yield from run_guarded("machines", lambda: _check_machines(backend))
+    yield from run_guarded("folder of runs", lambda: _check_folder(root))
     built = [name for name in recipes.recipe_names() if venvs.is_ready(images_root, name)]
     if not built:
         yield CheckResult("images", ok=False, detail="No image is built.", remedy="manage.py build_image pytorch")
         return
     yield CheckResult("images", ok=True, detail=f"{', '.join(built)} in {images_root}")
     if smoke and config.containers:
-        yield _check_containers(slurm, config, root)
+        yield from run_guarded("containers", lambda: _check_containers(slurm, config, root))
     if smoke:
-        yield _check_smoke_run(backend, built[0], root)
+        yield from run_guarded("smoke run", lambda: _check_smoke_run(backend, built[0], root))
 
 
-def _check_settings(backend: Backend, settings: dict[str, str]) -> Iterator[CheckResult]:
+def _check_preemption(settings: dict[str, str]) -> CheckResult:
     preempt_mode = settings.get("PreemptMode", "OFF")
     is_suspending = "SUSPEND" in preempt_mode
     remedy = "Use CANCEL or REQUEUE: a run that is suspended for two minutes counts as lost."
-    yield CheckResult(
+    return CheckResult(
         "preemption",
         ok=not is_suspending,
         detail=f"PreemptMode is {preempt_mode}.",
         remedy=remedy if is_suspending else "",
     )
+
+
+def _check_isolation(backend: Backend) -> Iterator[CheckResult]:
     for gap in backend.isolation_gaps():
         # Runs work without this isolation, so the check passes; its detail informs the administrator.
         yield CheckResult("isolation", ok=True, detail=gap, remedy="See 'Limits' in docs/operator-guide/slurm.md.")

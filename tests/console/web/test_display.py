@@ -11,6 +11,7 @@ from django.utils.translation import override
 
 from console.accounts.models import AuditEvent
 from console.web import activity
+from console.web.audit import AREAS
 from console.web.navigation import SECTIONS
 from console.web.templatetags import trainyard
 from jobs import checks
@@ -72,6 +73,12 @@ def test_each_recorded_action_has_a_sentence():
             "Changed the role of a@example.com to Viewer", "Changed the budget of a@example.com",
         ]  # fmt: skip
         assert activity.describe(AuditEvent(action="test.done", target="x")) == "test.done x"
+
+
+def test_the_audit_logs_filter_has_each_action_of_an_organization():
+    areas = {action.partition(".")[0] for action in activity.DESCRIPTIONS}
+    of_no_organization = {"approval", "cluster", "factors"}  # only administrators see these
+    assert areas - of_no_organization == set(AREAS)
 
 
 def test_titles_are_in_the_readers_language(owner_page, customer):

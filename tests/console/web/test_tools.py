@@ -90,8 +90,10 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
         Membership.objects.filter(pk=customer.membership.pk).delete()
         with logged_in(url, customer.membership) as former:
             assert former.get(f"{path}data/runs").status_code in {302, 404}
+    MembershipFactory(organization=customer.organization, user=customer.membership.user)
     with asgi_console() as url, logged_in(url, customer.membership) as late:
-        assert late.get(f"{path}data/runs").status_code in {302, 404}
+        ended = late.get(f"{path}data/runs")
+        assert (ended.status_code, "This TensorBoard has ended." in ended.text) == (404, True)
 
 
 class HostileTool(BaseHTTPRequestHandler):

@@ -81,7 +81,7 @@ def test_the_life_of_a_run_that_is_stopped(any_harness):
     assert [node.phase for node in running.nodes] == [RunPhase.RUNNING] * 2
     assert running.started_at >= int(first.submitted_at), "a cluster's times are whole seconds"
     assert free() == pytest.approx(free_before - 2 * spec.resources.cpus)
-    assert backend.names() == backend.names(live=True) == any_harness.another().names() == ["job-1-1"]
+    assert backend.names() == backend.names(live=True) == any_harness.new_backend().names() == ["job-1-1"]
     chunk = backend.logs("job-1-1", 0, 0)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
     for seconds in (20, 30):  # the second stop would end the run later, so it changes nothing
@@ -107,7 +107,7 @@ def test_the_life_of_a_run_that_is_stopped(any_harness):
 def test_concurrent_submissions_start_one_run_whose_name_can_be_used_again(any_harness):
     spec = any_harness.spec("import os\nprint('start', os.environ['RANK'])", nodes=2)
     with ThreadPoolExecutor() as pool:  # each submits as another process of the console would
-        for submission in [pool.submit(any_harness.another().submit, spec) for _ in range(4)]:
+        for submission in [pool.submit(any_harness.new_backend().submit, spec) for _ in range(4)]:
             submission.result()
     assert any_harness.backend.names() == ["job-1-1"]
     ended = any_harness.wait_for_end()
@@ -273,7 +273,7 @@ def test_changes_are_reported_within_a_second(any_harness):
     listening, done = threading.Event(), threading.Event()
 
     def listen():
-        for names in any_harness.another().changes(stop_after_seconds=120):
+        for names in any_harness.new_backend().changes(stop_after_seconds=120):
             listening.set()
             reports.append((time.monotonic(), names))
             if done.is_set():

@@ -241,13 +241,14 @@ def test_only_two_signals_affect_a_launcher(harness):
     harness.wait_for_outcome(Outcome.COMPLETED)
 
 
-def test_an_interpreter_that_cannot_start_is_the_platforms_fault(harness, bare_images):
-    broken = bare_images / "broken" / "bin"
-    broken.mkdir(parents=True)
-    (broken / "python").write_text("#!/nowhere\n")
-    (broken / "python").chmod(0o755)
-    (bare_images / "broken" / "ready.json").write_text("{}")
-    harness.image = "broken"
+def test_an_interpreter_that_cannot_start_is_the_platforms_fault(harness, tmp_path):
+    harness.images_root = tmp_path / "images"
+    interpreter = harness.images_root / harness.image / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text("#!/nowhere\n")
+    interpreter.chmod(0o755)
+    (harness.images_root / harness.image / "ready.json").write_text("{}")
+    harness.backend = harness.new_backend()
     status = harness.run("", nodes=2)
     assert (status.outcome, status.started_at) == (Outcome.PLATFORM_ERROR, None)
 
@@ -262,7 +263,7 @@ def small_disk(harness, monkeypatch):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
     monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)  # else no run could start on so small a disk
-    harness.backend = harness.another()
+    harness.backend = harness.new_backend()
 
     def fill():
         with (runs / "filler").open("wb", buffering=0) as file:
@@ -277,7 +278,7 @@ def small_disk(harness, monkeypatch):
     finally:
         harness.backend.delete("job-1-1")
         subprocess.run(["umount", str(runs)], check=True)
-        harness.backend = harness.another()
+        harness.backend = harness.new_backend()
 
 
 def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):

@@ -159,7 +159,7 @@ def test_in_proc_a_run_can_write_nothing_of_the_machine_and_read_nothing_that_on
 
 def test_the_setting_network_host_shares_the_hosts_network_with_runs(tmp_path, bare_images):
     shared = LocalHarness(tmp_path, bare_images)
-    shared.backend = shared.another(network="host")
+    shared.backend = shared.new_backend(network="host")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         shared.run(

@@ -26,7 +26,7 @@ def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_harness):
     images = {name: f"r.example.com/{name}:1" for name in ("pytorch", "tensorflow")}
     # An image of unknown flavour has its recipe's own requirements: for CUDA in pytorch, for CPUs in tensorflow.
     for flavours, refused in (({}, "tensorflow"), ({"pytorch": "cpu", "tensorflow": "cuda"}, "pytorch")):
-        backend = own_harness.another(images=images, flavours=flavours)
+        backend = own_harness.new_backend(images=images, flavours=flavours)
         for name in images:
             backend.check_image(Image(builtin=name))
             if name != refused:
@@ -74,7 +74,7 @@ def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake
 
 def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
     """The Job would give them the 600 s of their spec, and without shared storage they learn of no shorter time."""
-    own_harness.backend = own_harness.another(volume={**fake_site.volume(), "shared": False})
+    own_harness.backend = own_harness.new_backend(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
     (container,) = fake.containers()
     own_harness.backend.stop(NAME, 1)
@@ -108,7 +108,7 @@ def test_the_final_status_survives_the_pods(own_harness, fake):
     ended = own_harness.run("raise SystemExit(3)")
     for pod in own_harness.site.pods(NAME):
         fake.store.delete("pods", own_harness.site.namespace, pod.metadata.name, {"gracePeriodSeconds": 0})
-    assert own_harness.another().describe(NAME) == ended
+    assert own_harness.new_backend().describe(NAME) == ended
 
 
 def test_a_deleted_job_is_no_run(own_harness):
@@ -123,7 +123,7 @@ def test_a_deleted_job_is_no_run(own_harness):
 
 
 def test_each_organization_has_its_own_namespace(own_harness, fake):
-    backend = own_harness.another(namespace_per_organization=True)
+    backend = own_harness.new_backend(namespace_per_organization=True)
     spec = own_harness.spec("print('done')", labels={"organization": "acme"}, organization_nodes=3)
     backend.submit(spec)
     assert wait_for(lambda: backend.describe(NAME).phase is RunPhase.ENDED)
@@ -138,7 +138,7 @@ def test_each_organization_has_its_own_namespace(own_harness, fake):
 
 def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_harness, fake_site):
     volume = {**fake_site.volume(), "shared": False}
-    own_harness.backend = own_harness.another(volume=volume)
+    own_harness.backend = own_harness.new_backend(volume=volume)
     script = """
     import os, sys
     print("é" * 3)
@@ -205,6 +205,8 @@ def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tm
     lines = run_checks(api, config, tmp_path, backend=None)
     failed = {line.name for line in lines if line.detail.startswith("The check failed: ")}
     assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
+    (line,) = run_checks(SimpleNamespace(get=lambda _path: "no object"), config, tmp_path, backend=None)
+    assert (line.name, line.ok) == ("API server", False)
 
 
 def test_check_names_node_kinds_without_machines(own_harness, fake):
@@ -231,7 +233,7 @@ def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fa
     start(own_harness, resources=Resources(1, 1024))
     assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]
     # A backend that may list nodes counts the two of the cluster.
-    assert len(own_harness.another(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
+    assert len(own_harness.new_backend(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
 
 
 # An unavailable cluster
@@ -239,7 +241,7 @@ def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fa
 
 def test_an_unreachable_cluster_fails_at_once_the_second_time(own_harness, fake):
     fake.faults.down = True
-    backend = own_harness.another()
+    backend = own_harness.new_backend()
     with pytest.raises(BackendUnavailable, match="did not answer"):
         backend.describe(NAME)
     calls = len(fake.faults.calls)

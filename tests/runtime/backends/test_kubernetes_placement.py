@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time 
 
 
 def test_a_partly_placed_run_is_ended(own_harness):
-    own_harness.backend = own_harness.another(gang_seconds=2)  # how long a run may be partly placed
+    own_harness.backend = own_harness.new_backend(gang_seconds=2)  # how long a run may be partly placed
     # The cluster has two machines of 8 cores, so only two of the three nodes fit.
     own_harness.submit(WAIT, nodes=3, resources=Resources(5, 256))
     status = wait_for_code(own_harness, WaitingCode.CPUS)
@@ -23,7 +23,7 @@ def test_a_partly_placed_run_is_ended(own_harness):
     ended = own_harness.wait_for_end()
     assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.NO_CAPACITY, None, ())
     assert ended.failure.data["placed"] == 2
-    assert [machine.free.cpus for machine in own_harness.another().capacity().machines] == [8.0, 8.0]
+    assert [machine.free.cpus for machine in own_harness.new_backend().capacity().machines] == [8.0, 8.0]
 
 
 def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_harness, fake):
@@ -33,14 +33,14 @@ def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_harness,
     assert "that large" in wait_for_code(own_harness, WaitingCode.TOO_LARGE).waiting_for
     fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
     own_harness.wait_for_text("ready")
-    assert own_harness.another().capacity().nodes_ever(large) == 1
+    assert own_harness.new_backend().capacity().nodes_ever(large) == 1
 
 
 def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
     large = Resources(12, 256)
-    assert own_harness.another(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
+    assert own_harness.new_backend(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
     # Declared capacity is the maximum.
-    pool = own_harness.another(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
+    pool = own_harness.new_backend(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
     assert pool.capacity().nodes_ever(large) == 2
     pool.submit(own_harness.spec(WAIT, resources=large))
     own_harness.backend = pool
@@ -55,12 +55,12 @@ def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, 
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))
     right, wrong = (PullSecret("private.acme.example", "acme", word) for word in ("right", "wrong"))
     monkeypatch.setattr(pending, "IMAGE_REFUSED_SECONDS", 2.0)
-    own_harness.backend = own_harness.another(start_seconds=2)
+    own_harness.backend = own_harness.new_backend(start_seconds=2)
     own_harness.submit(WAIT, image=Image(reference=reference), pull_secret=wrong)
     assert wait_for_code(own_harness, WaitingCode.IMAGE_CREDENTIALS).waiting_data["image"] == reference
     assert own_harness.wait_for_failure(Outcome.CODE_FAILED).code is FailureCode.IMAGE_CREDENTIALS
     assert own_harness.backend.describe(NAME).started_at is None, "no time is billed"
-    own_harness.backend = own_harness.another()
+    own_harness.backend = own_harness.new_backend()
     own_harness.complete("print(1)", image=Image(reference=reference), pull_secret=right, name="job-2-1")
 
 
@@ -68,7 +68,7 @@ def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, 
 
 
 def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
-    own_harness.backend = own_harness.another(queue="training")
+    own_harness.backend = own_harness.new_backend(queue="training")
     own_harness.submit(WAIT)
     assert wait_for_code(own_harness, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
     assert job_of(fake)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
@@ -80,7 +80,7 @@ def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
 
 
 def test_stopping_a_run_that_kueue_has_not_admitted_ends_it_at_once(own_harness, fake):
-    own_harness.backend = own_harness.another(queue="training")
+    own_harness.backend = own_harness.new_backend(queue="training")
     own_harness.submit(WAIT)
     own_harness.backend.stop(NAME, 10)
     status = own_harness.backend.describe(NAME)

@@ -99,10 +99,10 @@ def test_no_run_begins_on_a_disk_without_room(harness, monkeypatch, caplog):
 def test_concurrent_submissions_never_overbook(harness):
     specs = [harness.spec(WAIT, name=f"job-{number}-1") for number in range(6)]
     with ThreadPoolExecutor() as pool:
-        submissions = [pool.submit(harness.another(cpus=3).submit, spec) for spec in specs]
+        submissions = [pool.submit(harness.new_backend(cpus=3).submit, spec) for spec in specs]
     assert [type(each.exception()) for each in submissions].count(NoCapacity) == 3
     assert len(harness.backend.names()) == 3
-    small = harness.another(cpus=3)
+    small = harness.new_backend(cpus=3)
     assert small.capacity().machines[0].free.cpus == 0
     harness.backend.delete(harness.backend.names()[0])
     assert small.capacity().machines[0].free.cpus == 1

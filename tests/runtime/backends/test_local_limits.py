@@ -30,7 +30,7 @@ def test_too_much_memory(harness, cgroups):
         for at in range(0, len(kept), 4096): kept[at] = 1
     while True: signal.pause()
     """
-    harness.backend = harness.another(cgroups=cgroups)
+    harness.backend = harness.new_backend(cgroups=cgroups)
     failure = harness.run_to_failure(Outcome.OUT_OF_MEMORY, script, workers_per_node=2, resources=SMALL)
     assert (failure.rank, failure.code, failure.data["limit_mib"]) == (1, FailureCode.OUT_OF_MEMORY, 200)
     assert "200 MiB" in failure.message

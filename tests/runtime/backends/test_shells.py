@@ -126,7 +126,7 @@ async def output_of(address, command, until):
 
 def test_each_node_has_shells_of_its_own_until_it_ends(any_harness):
     any_harness.start(WAIT, nodes=2)
-    backend = any_harness.another()
+    backend = any_harness.new_backend()
     for node in range(2):
         address = backend.shell_socket("job-1-1", node)
         assert asyncio.run(output_of(address, b"echo rank=$RANK.\n", b"rank=%d." % node))
@@ -140,7 +140,7 @@ def test_each_node_has_shells_of_its_own_until_it_ends(any_harness):
 
     asyncio.run(read_until_the_run_ends())
     any_harness.wait_for_end()
-    assert is_refused(any_harness.another().shell_socket("job-1-1", 1))
+    assert is_refused(any_harness.new_backend().shell_socket("job-1-1", 1))
 
 
 @pytest.mark.slow

@@ -64,10 +64,10 @@ def test_jobs_that_only_accounting_remembers_are_explained_and_metered(accountin
     cluster.stop_slurmdbd()
     try:
         with pytest.raises(BackendUnavailable, match="sacct"):
-            accounting_harness.another().describe("timed-out")
+            accounting_harness.new_backend().describe("timed-out")
     finally:
         cluster.start_slurmdbd()
-    console, slurm = accounting_harness.another(), Slurm(accounting_harness.config())
+    console, slurm = accounting_harness.new_backend(), Slurm(accounting_harness.config())
     ended, jobs = {}, {}
     for name, (outcome, code) in expected.items():
         ended[name], jobs[name] = console.describe(name), slurm.finished_job(job_ids[name])

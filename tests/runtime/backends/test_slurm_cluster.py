@@ -40,7 +40,7 @@ def test_a_run_says_why_it_waits_and_returns_to_the_consoles_queue(slurm_harness
         slurm_harness.cluster.wait_until(
             lambda: slurm_harness.cluster.call(*squeue).strip() == "RUNNING", "the other job"
         )
-        slurm_harness.backend = slurm_harness.another(pending_seconds=3)
+        slurm_harness.backend = slurm_harness.new_backend(pending_seconds=3)
         slurm_harness.submit(WAIT, nodes=2)
         status = slurm_harness.wait("job-1-1", lambda status: status.waiting_code == WaitingCode.CLUSTER_QUEUE)
         assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
@@ -114,5 +114,5 @@ def test_the_checks_of_a_cluster_pass(slurm_harness):
         slurm_harness.backend, wrong, root=slurm_harness.folder / "runs", images_root=slurm_harness.images_root
     )
     assert (last.name, last.ok) == ("controller", False)
-    assert not slurm_harness.another(conf="/nowhere/slurm.conf").is_reachable()
+    assert not slurm_harness.new_backend(conf="/nowhere/slurm.conf").is_reachable()
     assert slurm_harness.backend.is_reachable()

@@ -85,7 +85,7 @@ def test_ranks_in_an_own_image_reach_each_other(container_harness, own_image):
 def test_a_shell_opens_in_an_own_image(container_harness, own_image):
     shell = file("usr/bin/sh", Path("/bin/sh").read_bytes(), mode=0o755)
     container_harness.start(WAIT, **own_image([shell, special("bin", tarfile.SYMTYPE, "usr/bin")]))
-    address = container_harness.another().shell_socket("job-1-1", 0)
+    address = container_harness.new_backend().shell_socket("job-1-1", 0)
     assert asyncio.run(output_of(address, b"echo rank=$RANK.\n", b"rank=0."))
 
 
@@ -135,7 +135,7 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
     ],
 )
 def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, entries, code, limit_mib):
-    container_harness.backend = container_harness.another(image_mib=50)
+    container_harness.backend = container_harness.new_backend(image_mib=50)
     failure = failure_of(container_harness, own_image(entries(), base=layer([])))
     assert (failure.code, failure.data.get("limit_mib")) == (code, limit_mib)
 
@@ -169,13 +169,13 @@ def test_a_run_says_that_its_image_is_imported_and_can_be_stopped_then(container
 
 
 def test_an_import_that_takes_too_long_is_free(container_harness, silent_image):
-    container_harness.backend = container_harness.another(import_seconds=2)
+    container_harness.backend = container_harness.new_backend(import_seconds=2)
     failure = failure_of(container_harness, silent_image)
     assert (failure.code, failure.data["limit_seconds"]) == (FailureCode.IMAGE_TOO_SLOW, 2)
 
 
 def test_a_machine_without_the_programs_is_the_platforms_fault(container_harness, silent_image, tmp_path):
-    container_harness.backend = container_harness.another(containers_bin=str(tmp_path))
+    container_harness.backend = container_harness.new_backend(containers_bin=str(tmp_path))
     container_harness.submit("print('never')", **silent_image)
     failure = container_harness.wait_for_failure(Outcome.PLATFORM_ERROR)
     assert "it has no skopeo and no umoci" in failure.message

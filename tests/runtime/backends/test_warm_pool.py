@@ -47,7 +47,7 @@ def kill(pid):
 
 
 def test_the_first_run_starts_cold_and_prepares_the_ranks_of_the_next_ones(harness):
-    harness.backend = harness.another(warm_seconds=600)
+    harness.backend = harness.new_backend(warm_seconds=600)
     harness.run(SHOW_PROGRAM)
     assert harness.log() == "rank.py\n"
     wait_for(lambda: harness.backend.is_prepared(harness.spec().image), 30)
@@ -134,7 +134,7 @@ def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
 @pytest.mark.slow
 def test_another_version_of_the_code_replaces_the_daemon(warm):
     before = daemon_pid(warm)
-    other = warm.another(warm_seconds=600)
+    other = warm.new_backend(warm_seconds=600)
     other._pool._version = "another"
     warm.backend = other
     warm.run(SHOW_PROGRAM)
@@ -145,7 +145,7 @@ def test_another_version_of_the_code_replaces_the_daemon(warm):
 
 
 def test_an_idle_daemon_ends(harness):
-    harness.backend = harness.another(warm_seconds=1.5)
+    harness.backend = harness.new_backend(warm_seconds=1.5)
     harness.run(SHOW_PROGRAM)
     folder = harness.folder / "runs" / ".warm_pool"
     wait_for((folder / "daemon.json").exists, 20)
@@ -156,7 +156,7 @@ def test_an_idle_daemon_ends(harness):
 
 def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch):
     monkeypatch.setattr("runtime.images.recipes.preloads", lambda _name: ["no_such_module"])
-    harness.backend = harness.another(warm_seconds=600)
+    harness.backend = harness.new_backend(warm_seconds=600)
     harness.backend.prepare(harness.spec().image)
     log = harness.folder / "runs" / ".warm_pool" / "log"
     wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)

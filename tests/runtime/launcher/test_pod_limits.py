@@ -14,6 +14,7 @@ from runtime.launcher.pod.deadline import DeadlineThread
 from runtime.launcher.pod.limits import START_MARGIN_SECONDS, PodLimits
 from runtime.launcher.processes import Exit
 from runtime.launcher.record import Record
+from tests.console.processes import wait_for
 
 POD_PLAN = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "memory_bytes": 1 << 30}
 KILLED = Exit(7, None, "SIGKILL")
@@ -142,22 +143,35 @@ def test_the_exit_of_a_launcher_is_explained_by_what_came_before(clock, record, 
 
 
 def test_the_deadline_thread_acts_only_if_the_main_thread_is_late(monkeypatch):
-    monkeypatch.setattr(deadline, "MAX_LATE_SECONDS", 0.1)
-    monkeypatch.setattr(deadline, "_CHECK_SECONDS", 0.01)
-    calls = []
+    now, looks, calls = [1000.0], [], []
     has_exited = threading.Event()
+
+    def look_at_the_clock():
+        looks.append(now[0])
+        return now[0]
+
+    def let_it_check():
+        """Return once the thread has made a whole check at the current time."""
+        seen = len(looks)
+        wait_for(lambda: len(looks) >= seen + 2)  # when it looks again, it has acted on the look before
 
     def exit_process():
         calls.append("exited")
         has_exited.set()
 
-    late_thread = DeadlineThread(lambda: calls.append("killed"), exit_process)
-    late_thread.start()
-    late_thread.kill_at = time.monotonic()
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=look_at_the_clock, sleep=time.sleep))
+    monkeypatch.setattr(deadline, "_CHECK_SECONDS", 0.01)
+    thread = DeadlineThread(lambda: calls.append("killed"), exit_process)
+    thread.kill_at = now[0]
+    now[0] += deadline.MAX_LATE_SECONDS
+    thread.start()
+    let_it_check()
+    assert calls == [], "the main thread may still kill"
+    now[0] += 1
+    let_it_check()
+    now[0] += deadline.MAX_LATE_SECONDS
+    let_it_check()
+    assert calls == ["killed"], "the main thread may still exit"
+    now[0] += 1
     assert has_exited.wait(10)
-    assert calls == ["killed", "exited"]
-    in_time = DeadlineThread(lambda: calls.append("killed too soon"), exit_process)
-    in_time.kill_at = in_time.exit_at = time.monotonic() + 1000
-    in_time.start()
-    in_time.stop()
     assert calls == ["killed", "exited"]
