@@ -68,7 +68,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
 
     `data` has image, nodes and node_spec, and optionally framework, workspace, datasets and workers_per_node. A
     repeated idempotency key returns the same order. Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded,
-    and IdempotencyConflict if the key bought something else.
+    and IdempotencyConflict if the key bought something other than a check of this image.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -92,7 +92,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             membership=membership,
             quote=quote,
             product=_product(),
-            idempotency_key=idempotency_key or f"quote:{quote.pk}",
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",  # an order needs a key that no other one has
             quota=quota,
             versions=placement.dataset_versions,
             columns=_job_columns(placement),
@@ -206,6 +206,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
 
 def _job_columns(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
+    # All checks of an image count as runs of the same code.
     key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
         "name": f"Check of {placement.image.name}",  # `selectors.title_of` shows it in the reader's language

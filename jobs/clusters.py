@@ -145,7 +145,7 @@ def image_of(image: Image, digest: str = "") -> specs.Image:
 
 
 def _is_local(name: str) -> bool:
-    """Whether the cluster is this machine: its configuration is None."""
+    """Whether the cluster is this machine: its configuration is None. False for a cluster without a configuration."""
     return settings.TRAINYARD_CLUSTERS.get(name, "") is None
 
 

@@ -827,7 +827,8 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("It called sys.exit or a program failed. The last lines of the log say more."),
     ),
 )
-"""The known causes, in the order in which they are compared. `exit` has no condition: it applies if none matches."""
+"""The known causes, in the order in which they are compared. `exception` and `exit` have no condition: one of them
+applies if no other cause matches."""
 CAUSES_BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in CAUSES}
 
 
@@ -896,7 +897,7 @@ def _last_block(lines: list[str]) -> list[str]:
 
 def _headline(evidence: Evidence, block: list[str]) -> str:
     """Return the exception and its message, as Python prints them; empty if the code raised none."""
-    if evidence.exception == "SystemExit":
+    if evidence.exception == "SystemExit":  # the code ended itself, and the reported message is only the exit code
         return ""
     # The line that names the exception is not indented and follows a frame. Later lines continue its message.
     printed_line, after_frame = "", False

@@ -123,6 +123,7 @@ def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
                         names.append(entry.name)
                     elif len(parts) < MAX_DEPTH and entry.is_dir(follow_symlinks=False):
                         folders.append(entry.name)
+            # Reversed, because the last pending folder is visited first.
             pending += [(*parts, name) for name in sorted(folders, reverse=True)]
             yield "/".join(parts), descriptor, sorted(names)[:MAX_FILES]
 
@@ -142,7 +143,7 @@ def _open_folder(top: Path, parts: Iterable[str]) -> Iterator[int]:
 
 
 def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:
-    """Open a regular file, by path or by its name in an open folder; None for a link, a pipe or anything else."""
+    """Open a regular file, by path or by its name in an open folder; None if it is missing, a link or a pipe."""
     # With O_NONBLOCK, because opening a pipe would otherwise wait for a process that writes to it.
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

@@ -12,9 +12,10 @@ from contextlib import AbstractContextManager
 from django.db import connection
 
 RECONCILE, DISPATCH, NEXT_DISPATCH, PACKAGES, COPIES = 7_411, 7_412, 7_413, 7_414, 7_415
-"""The first key of each kind of lock; the second key is a hash of the cluster's name. The numbers are arbitrary, but
-the same in every version, so that processes of two versions exclude each other during an upgrade. NEXT_DISPATCH is the
-lock of the one process that waits for DISPATCH."""
+"""The first key of each kind of lock; the second key is a hash of the cluster's name, which is "" for PACKAGES and
+COPIES: they apply to the whole installation. The numbers are arbitrary, but the same in every version, so that
+processes of two versions exclude each other during an upgrade. NEXT_DISPATCH is the lock of the one process that waits
+for DISPATCH."""
 
 
 def reconciliation_lock(cluster_name: str) -> AbstractContextManager[bool]:
