@@ -87,7 +87,7 @@ class Forecast:
         resources = resources_of(spec)
         if state.capacity.nodes_now(resources, spec.name) >= nodes and not state.is_reserved:
             return StartForecast("now")
-        new_run = Load(resources, spec.name, nodes, 0)
+        new_run = Load(resources, spec.name, nodes, seconds=0)  # its own time does not delay its start
         seconds = None if state.is_truncated else wait_seconds(state.capacity, state.running, [*state.queued, new_run])
         return StartForecast("waits", seconds, ahead)
 
@@ -168,7 +168,7 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
             and machine.total.memory_mib - machine.free.memory_mib >= resources.memory_mib
             and machine.total.gpus - machine.free.gpus >= resources.gpus
         ]
-        if not fitting:
+        if not fitting:  # no machine has that much in use, so the end of this node frees nothing
             break
         freest = max(fitting, key=lambda index: machines[index].free.cpus)
         free = machines[freest].free

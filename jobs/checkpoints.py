@@ -94,6 +94,7 @@ def copy_for(attempt: Attempt) -> None:
                 ),
             )
         except CustomerError as error:
+            # Another try would rarely succeed. After an InvalidSpec, `dispatch` ends the attempt without a retry.
             raise InvalidSpec(f"The checkpoints can't be copied: {error}", field="from_checkpoint") from error
         # In one transaction, so that at any moment either the reservation or the count holds the quota, and a copy that
         # is marked as done is counted.

@@ -86,6 +86,7 @@ class _GuardedBackend:
         try:
             result = call(*arguments, **options)
         except BackendUnavailable as error:
+            # The last failure was no slow call, so `close_if_reachable` may end the pause.
             _call_cache(cache.delete, _slow_key(self._name))
             self._fail(str(error))
             raise

@@ -189,7 +189,7 @@ class Customer:
     def last_lines(self, job_id: int, count: int = 15) -> str:
         """Return the last lines of rank 0's output."""
         text, offset, eof = "", 0, False
-        while not eof:
+        while not eof:  # also ends if no more output comes, even if the log is not complete
             chunk = self.call("GET", f"jobs/{job_id}/logs/", params={"rank": 0, "offset": offset})
             text, eof = text + chunk["text"], chunk["eof"] or chunk["next_offset"] == offset
             offset = chunk["next_offset"]

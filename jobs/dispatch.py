@@ -133,7 +133,7 @@ def copy_checkpoints(attempt_pk: int) -> None:
         try:
             checkpoints.copy_for(attempt)
         except BackendUnavailable:
-            return
+            return  # the next pass sends this task again
         except InvalidSpec as error:
             _refuse(attempt, error)
             return
@@ -172,6 +172,7 @@ def _dispatch(cluster_name: str) -> None:
             if specs and (reason := clusters.drain_reason(cluster_name)):
                 scheduler.save_drained(specs, reason)
             elif specs:
+                # The cluster does not have these attempts yet, so it reports their nodes as free.
                 copying = [attempt for attempt in claimed if checkpoints.awaits_copy(attempt)]
                 _start_jobs(backend, pool, SchedulingPass(specs, backend.capacity(), copying))
     except BackendUnavailable:
@@ -181,7 +182,7 @@ def _dispatch(cluster_name: str) -> None:
 def _start_jobs(backend: Backend, pool: SubmitPool, scheduling_pass: SchedulingPass) -> None:
     """Claim and submit the jobs that fit. After a failed claim or submission, read the capacity again."""
     for job, nodes in scheduling_pass.startable_jobs():
-        attempt = call_and_log_errors(claim, job.pk, job, nodes)
+        attempt = call_and_log_errors(claim, job.pk, job, nodes)  # `job.pk` is for the log, the rest for `claim`
         if attempt is not None and pool.add(attempt):
             scheduling_pass.allocate(job, nodes)
         else:
@@ -221,6 +222,7 @@ def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
 
 def _end_if_late(attempt: Attempt) -> None:
     """End an attempt, free of charge, if unexpected errors have kept it from starting for SUBMIT_RETRY_PERIOD."""
+    # The period begins after the copy of checkpoints, which may take longer than the period.
     copied_at = Job.objects.values_list("checkpoints_copied_at", flat=True).get(pk=attempt.job_id)
     if timezone.now() - max(attempt.claimed_at, copied_at or attempt.claimed_at) > SUBMIT_RETRY_PERIOD:
         failure = Failure("The platform could not start the run.", FailureCode.NOT_STARTED)

@@ -167,7 +167,7 @@ def _suggest_in_nearest_folder(root: Path, path: str, mount: str) -> _Suggestion
         path, missing_name = posixpath.split(path)
         try:
             listing = files.list_folder(root=root, path=path, limit=MAX_COMPARED_ENTRIES)
-        except CustomerError:
+        except CustomerError:  # the folder is missing too or cannot be listed, so its parent is tried
             if not path:
                 return _Suggestions()
             continue

@@ -1,4 +1,4 @@
-"""The fault tolerance of an order: retries, hangs, minimum nodes, controller and timeouts.
+"""The fault tolerance of an order: retries, hangs, minimum nodes, controller (Gloo or MPI) and timeouts.
 
 Empty fields mean no retry, all nodes and the framework's defaults.
 """
@@ -122,6 +122,7 @@ class FaultToleranceSerializer(FormSerializer):
             try:
                 cluster(spec.cluster).check_image(image_of(image), controller)
             except InvalidSpec as error:
+                # A refusal for another reason is an error of the field `image`, which has its own check.
                 if error.field == "controller" and not image.is_builtin:
                     raise ValidationError(
                         _("The cluster of this node spec can't run your own images with MPI. Choose Gloo.")
