@@ -43,7 +43,7 @@ def buy(*, top_up: TopUp) -> Order | None:
 
 def buy_all() -> int:
     """Buy every valid quote that was paid for. Return how many were bought."""
-    # A bought quote has a hold.
+    # A bought quote has a hold, so `quote__hold=None` leaves it out.
     top_ups = TopUp.objects.filter(
         state=TopUp.States.PAID, quote__hold=None, quote__expires_at__gt=timezone.now()
     ).select_related("quote__organization", "created_by")

@@ -184,6 +184,7 @@ def accounts_to_pay_back() -> list[Account]:
 
 def announce() -> int:
     """Mail all members that their organization will be closed; return the number of closures announced."""
+    # `deliver` marks the row as emailed and returns whether it sent the emails.
     unannounced = Closure.objects.filter(mailed_at=None, closed_at=None).select_related("organization", "requested_by")
     return sum(
         deliver(Closure.objects.filter(pk=closure.pk), partial(_mail, closure), _members(closure))
@@ -194,7 +195,7 @@ def announce() -> int:
 def _complete(closure: Closure) -> str:
     """Complete a closure. Return why it must wait, as sentences; an empty string if it was completed."""
     organization = closure.organization
-    # With these quotas nothing more can be stored, not even by an import or upload that is still in progress.
+    # With these quotas no more jobs can be ordered. Nothing can be stored, not even by an import or upload in progress.
     no_storage = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
     Quota.objects.filter(organization=organization).update(**no_storage, max_open_jobs=0)
     account = billing.wallet(organization)

@@ -114,7 +114,7 @@ def _estimated_cost(job: Job, prices: list[pricing.PriceRow], nodes: int, second
             pricing.Estimate(seconds, seconds, ""),  # nothing shows this offer, so it needs no source
             headroom=Decimal(1),  # the price is that of a run of exactly `seconds`
             min_deadline_seconds=0,
-            max_deadline_seconds=max(job.order.product.max_seconds, int(seconds) + 1),
+            max_deadline_seconds=max(job.order.product.max_seconds, int(seconds) + 1),  # never less than `seconds`
             included_seconds=terms.included_seconds,
         )
     except pricing.PricingError:

@@ -19,7 +19,10 @@ CHECKS = Q(builtin_script=CHECK_SCRIPT)
 
 
 def lock_user(user: User) -> None:
-    """Lock the user until the transaction ends, so that two requests cannot take the same last free run."""
+    """Lock the user until the transaction ends, so that two requests cannot take the same last free run.
+
+    With `no_key`, other transactions can still write rows that refer to the user.
+    """
     User.objects.select_for_update(no_key=True).get(pk=user.pk)
 
 

@@ -65,7 +65,7 @@ def _spec(purchase: Purchase) -> RunSpec:
         workers_per_node=purchase.workers_per_node,
         resources=resources_of(purchase.node_spec),
         script=purchase.code_path,
-        deadline_seconds=0,
+        deadline_seconds=0,  # required, but no variable depends on it
         arguments=purchase.arguments,
         epochs=purchase.epochs,
         lr=purchase.lr,

@@ -91,7 +91,7 @@ def transition(
 ) -> None:
     """Change a job from the state in `job` to `to`, set the columns `fields`, and write the event.
 
-    Raises StaleTransition if `to` may not follow, or the row's state is no longer that in `job`.
+    Raises StaleTransition if `to` may not follow that state, or the row's state is no longer that in `job`.
     """
     current = JobState(job.state)
     if not may_follow(current, to):
@@ -382,6 +382,7 @@ def _finish(
 ) -> None:
     """End a job and settle its hold, in the caller's transaction. `attempt` is the last one; None if there is none."""
     finished_at = (attempt.finished_at if attempt else None) or timezone.now()
+    # Not set yet if the job was cancelled before it was observed to run.
     if attempt and attempt.started_at:
         fields["started_at"] = attempt.started_at
     fields.setdefault("detail", attempt.detail if attempt else "")
@@ -412,7 +413,7 @@ def _finish(
         title=f"#{job.pk} {job.name}",
         free_lines=usage.free_lines(job, attempts, finished_at),
     )
-    is_trial = job.order.hold.parent_id is not None
+    is_trial = job.order.hold.parent_id is not None  # a trial's hold is a part of its sweep's
     # Of a sweep's trials only failures are published: one notification about the sweep's end covers the others.
     if not job.is_check and (not is_trial or job.state == JobState.FAILED):
         notifications.publish(
