@@ -76,7 +76,7 @@ def _person_files(user: User) -> ArchiveFiles:
         "single_sign_on": list(
             SocialAccount.objects.filter(user=user).values("provider", "uid", "extra_data", "date_joined", "last_login")
         ),
-        "services": [client.name for client in openid.clients_of(user)],
+        "services": [client.name for client in openid.clients_of(user)],  # that may act for the person, by OpenID
     }
     yield "profile.json", [_json(profile)]
     yield "memberships.csv", _table(
@@ -126,7 +126,7 @@ def _organization_files(organization: Organization) -> ArchiveFiles:
         _table(Notification.objects.filter(organization=organization), at="created_at", kind="kind", data="data"),
     )
     yield "orders.csv", _orders(organization.orders.all())
-    yield "jobs.csv", exports.jobs_csv(job_search.export(organization, JobSearch.parse({})))
+    yield "jobs.csv", exports.jobs_csv(job_search.export(organization, JobSearch.parse({})))  # no filter: all jobs
     yield "metrics.csv", _metrics(organization)
     yield "sweeps.csv", _table(
         organization.sweeps.all(), id="id", name="name", created_at="created_at", ended_at="ended_at", state="state",
@@ -191,6 +191,7 @@ def _tokens(tokens: QuerySet[ApiToken]) -> Iterator[str]:
 
 
 def _audit(events: QuerySet[AuditEvent]) -> Iterator[str]:
+    """Yield audit log entries as CSV. `deleted_actor` is the address of an actor whose account was deleted since."""
     return _table(
         events, at="created_at", organization="organization__name", actor="actor__email",
         deleted_actor="actor_email", action="action",

@@ -103,7 +103,7 @@ class JobAdmin(LargeTableAdmin):
     list_filter = ("state", "reason", FrameworkFilter)
     list_select_related = ("organization", "node_spec")
     search_fields = ("id", "name", "organization__name")
-    # What the customer configured and the run reports is on the customer's page, one click away. All 59 columns here
+    # What the customer configured and the run reports is on the customer's page, one click away. All columns here
     # would take 0.1 s of CPU.
     fields = (
         "organization", "order", "placed_by", "name", "state", "reason", "detail", "waiting_code", "node_spec", "nodes",
@@ -211,7 +211,7 @@ class JobAdmin(LargeTableAdmin):
         description=gettext_lazy("Estimate accuracy"), permissions=("view",)
     )
     def calibration(self, request: HttpRequest) -> HttpResponse:
-        """Show the accuracy of estimates over time, and the latest completed runs. The page's URL has this name."""
+        """Show the accuracy of estimates over time, and the latest completed runs. Its URL has the method's name."""
         jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
         outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
         return show(request, self, _accuracy_report(outcomes))
@@ -222,7 +222,7 @@ class TrialInline(ReadOnlyInline):
 
     model = models.Trial
     fields = ("number", "job_link", "state", "outcome", "value", "cost", "parameters_line")
-    hide_title = True
+    hide_title = True  # it would repeat the number
     per_page = TRIALS_SHOWN
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[models.Trial]:
@@ -393,12 +393,12 @@ def _ask_reason(
 
 
 def _person(request: HttpRequest) -> User | None:
-    """Return the user of the request, typed as this installation's model; None if nobody is logged in."""
+    """Return the logged-in user, as a `User` for the type checker; None if nobody is logged in."""
     return request.user if isinstance(request.user, User) else None
 
 
 def _accuracy_report(outcomes: list[estimates.EstimateOutcome]) -> Report:
-    """Return the report on the accuracy of estimates. The latest outcomes come first."""
+    """Return the report on the accuracy of estimates. `outcomes` begin with the latest run."""
     weeks = estimates.accuracy(outcomes)
     newest = [
         [

@@ -330,7 +330,7 @@ class LogsView(JobView):
         tail = _whole_number(request, "tail", 0)
         with_times = _is_set(request, "timestamps")
         if request.query_params.get("rank") == "all" and wants_events(request.headers):
-            tail = min(tail, selectors.LOG_BYTES)
+            tail = min(tail, selectors.LOG_BYTES)  # of each rank
             return self.event_stream(streams.all_log_events(job, tail, attempt, with_times=with_times))
         rank = _whole_number(request, "rank", 0)
         offset = -tail or _whole_number(request, "offset", 0)  # a negative offset counts from the end
@@ -338,8 +338,8 @@ class LogsView(JobView):
         if (last_id := request.headers.get("Last-Event-ID", "")).isdecimal() and len(last_id) < MAX_NUMBER_DIGITS:
             offset = int(last_id)
         limit = min(max(1, _whole_number(request, "limit", selectors.LOG_BYTES)), MAX_LOG_BYTES)
+        at_line = offset < 0 or _is_set(request, "whole_lines")  # a tail always begins with a whole line
         # Also read before a stream begins, because a stream that has begun cannot return an error such as NotFound.
-        at_line = offset < 0 or _is_set(request, "whole_lines")
         chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line, with_times=with_times)
         if wants_events(request.headers):
             return self.event_stream(streams.log_events(job, rank, offset, attempt, with_times=with_times))

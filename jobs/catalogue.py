@@ -128,7 +128,7 @@ def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch
 
 
 def _create_gpu_spec(book: PriceBook) -> None:
-    """Create a node spec with one GPU and its prices, if the first cluster has GPUs."""
+    """Create a node spec with one GPU and its prices, if the first cluster, which runs all starter specs, has GPUs."""
     try:
         machines = cluster().capacity().machines
     except RuntimeFault:

@@ -110,7 +110,7 @@ class _Comparer:
         # the number of processes in the quote stays.
         has_gpus = spec.gpus or self._purchase.node_spec.gpus
         workers = (spec.gpus or 1) if has_gpus else self._purchase.workers_per_node
-        return self._alternative(spec, {"node_spec": spec.name, "workers_per_node": workers}, None)
+        return self._alternative(spec, {"node_spec": spec.name, "workers_per_node": workers}, history=None)
 
     def _quoted(self) -> Alternative:
         """Return the quoted run with the figures of its quote."""
@@ -139,7 +139,10 @@ class _Comparer:
 
 
 def _parse_purchase(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:
-    """Return a quote's purchase with changes, validated as for an order. Raises ChoiceUnavailable."""
+    """Return a quote's purchase with changes, validated as for an order. Raises ChoiceUnavailable.
+
+    `original`: the job that the quote repeats exactly, if any.
+    """
     data = {**purchase_data(quote.purchase), **changes}
     try:
         return parse(organization=quote.organization, data=data, keeps_versions=True, original=original)
