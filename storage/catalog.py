@@ -293,7 +293,7 @@ def ensure_first_workspace(*, organization: Organization, user: User | None) -> 
         workspace = create_workspace(organization=organization, user=user, name=FIRST_WORKSPACE)
     except NameTaken:
         return selectors.workspace_named(organization, FIRST_WORKSPACE)
-    with suppress(TooLarge):
+    with suppress(TooLarge):  # the quota has no room for it; the workspace then stays empty
         write_file(workspace=workspace, path="README.md", stream=io.BytesIO(README.encode()))
     return workspace
 
