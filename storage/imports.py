@@ -111,7 +111,7 @@ def start_import(
     if url.startswith(bucket_import.SCHEME):
         source = bucket_import.check_source(dataset.organization, url, source)
     else:
-        source = bucket_import.BucketSource("", "", "")
+        source = bucket_import.BucketSource("", "", "")  # those parameters are for buckets only
         _check_url(url)
     with transaction.atomic():
         # Concurrent calls wait here, so they cannot exceed MAX_OPEN together.
