@@ -85,7 +85,7 @@ class DatasetVersionAdmin(ReadOnlyAdmin):
 
 @admin.register(Model)
 class ModelCatalogueAdmin(ReadOnlyAdmin):
-    """Models of all organizations. `ModelAdmin` is the base class of admin pages."""
+    """Models of all organizations. Named so because `ModelAdmin` is the base class of admin pages."""
 
     list_display = ("name", "organization", "latest", "created_by", "created_at", "deleted_at")
     list_select_related = ("organization", "latest__model", "created_by")

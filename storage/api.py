@@ -37,6 +37,7 @@ READ_AND_WRITE: dict[str, Capability] = {
     "PUT": Capability.STORE,
     "DELETE": Capability.STORE,
 }
+"""The capability that each method needs."""
 
 
 # --- Serializers ------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def publish_archive(
     with scratch_folder() as folder:
         unpack_path = folder / "files"
         unpack_path.mkdir()
-        reservation.count(entries=1)
+        reservation.count(entries=1)  # the folder
         limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         return _publish(
@@ -259,7 +259,7 @@ def create_workspace(
         reservation.count(entries=1)
         finished = unfinished / "files"
         finished.mkdir(mode=0o755)
-        usage = fill(finished, reservation) if fill else Usage(0, 1)
+        usage = fill(finished, reservation) if fill else Usage(0, 1)  # the empty folder itself
         folder = top_folder("workspaces") / secrets.token_hex(16)
         finished.rename(folder)
         try:
@@ -293,7 +293,7 @@ def ensure_first_workspace(*, organization: Organization, user: User | None) -> 
         workspace = create_workspace(organization=organization, user=user, name=FIRST_WORKSPACE)
     except NameTaken:
         return selectors.workspace_named(organization, FIRST_WORKSPACE)
-    with suppress(TooLarge):
+    with suppress(TooLarge):  # the quota has no room for it; the workspace then stays empty
         write_file(workspace=workspace, path="README.md", stream=io.BytesIO(README.encode()))
     return workspace
 

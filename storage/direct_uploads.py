@@ -244,7 +244,8 @@ def fetch_uploads() -> None:
             tried_ids.add(upload.pk)
             try:
                 fetch(upload)
-            except CustomerError as error:  # `uploads.finish` has stored it with the upload, or will try again
+            except CustomerError as error:
+                # `uploads.finish` has stored it with the upload. If it left the upload open, a later task tries again.
                 log.info("Upload %s was not used: %s", upload.pk, error.code)
             except BUCKET_ERRORS:
                 log.exception("Upload %s can't be fetched from the bucket now", upload.pk)

@@ -241,7 +241,10 @@ def read(*, root: Path, path: str) -> OpenFile:
 
 
 def read_entry(*, folder_fd: int, name: str) -> OpenFile:
-    """Open a regular file in an open folder. Raises as `read`, if called in the block of `open_folder`."""
+    """Open a regular file in an open folder. Raises as `read`, if called in the block of `open_folder`.
+
+    That block translates the OSErrors that are raised here.
+    """
     # Check before opening, because opening a device can have side effects. Check again after opening, because a run may
     # have replaced the file in between.
     _require_file(os.lstat(name, dir_fd=folder_fd))

@@ -146,7 +146,7 @@ def _folder(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOu
     with open_folder(root=source.root, parts=parts) as folder_fd:
         info = tarfile.TarInfo(name)
         info.type, info.mode, info.mtime = tarfile.DIRTYPE, 0o755, int(max(0, os.fstat(folder_fd).st_mtime))
-        scanned = os.scandir(folder_fd)
+        scanned = os.scandir(folder_fd)  # with a descriptor of its own, so it outlasts this block
     with scanned:
         yield _header(info)
         is_top = parts == split_path(source.path)

@@ -152,7 +152,10 @@ def _remove_binned(item: DeletedFile) -> bool:
 
 
 def _unchanged_since(folder: Path, limit: datetime, *, keep: set[str]) -> Iterator[Path]:
-    """Yield the entries of `folder` that are not in `keep` and have not changed since `limit`."""
+    """Yield the entries of `folder` that are not in `keep` and have not changed since `limit`.
+
+    A rename counts as a change, although it sets only `st_ctime`: an old file may just have been moved here.
+    """
     if not folder.exists():
         return
     for path in folder.iterdir():

@@ -60,7 +60,7 @@ _GIT_CONFIG = {
     "gc.auto": "0",
     "http.followRedirects": "false",
     "http.lowSpeedLimit": "1000",
-    "http.lowSpeedTime": "20",
+    "http.lowSpeedTime": "20",  # end a transfer that stays below 1,000 bytes per second for 20 seconds
     "http.proxy": "",
     "pack.threads": "1",
     "protocol.allow": "never",
@@ -131,6 +131,7 @@ def fetch(
         _git(scratch, options, f"--git-dir={repository}", *fetch_arguments, on_wait=report_received)
         report_received()
         archive_arguments = ("archive", "--format=tar", f"--output={archive}", "FETCH_HEAD")
+        # Without `options`: this command needs neither the network nor the token.
         _git(scratch, {}, f"--git-dir={repository}", *archive_arguments, on_wait=report_received)
         with archive.open("rb") as stream:
             unpack_result = unpack_archive(

@@ -91,7 +91,7 @@ def update_image(
     organization = _owner_of(image)
     columns = _image_columns(title, frameworks, reference, description)
     with transaction.atomic():
-        quota.lock(organization)
+        quota.lock(organization)  # orders lock it too, so that they wait
         if (reference, columns["frameworks"]) != (image.reference, image.frameworks):
             in_use.require_unused(ObjectIds(images=[image.pk]), viewer_organization_id=organization.pk)
         for column, value in columns.items():
@@ -105,7 +105,7 @@ def delete_image(*, image: Image, user: User | None = None) -> None:
     """Deactivate an organization's own image. Safe to repeat. Raises NotFound, and InUse while a job needs it."""
     organization = _owner_of(image)
     with transaction.atomic():
-        quota.lock(organization)
+        quota.lock(organization)  # as in `update_image`
         in_use.require_unused(ObjectIds(images=[image.pk]), viewer_organization_id=organization.pk)
         if Image.objects.filter(pk=image.pk, is_active=True).update(is_active=False):
             record_audit_event(organization=organization, actor=user, action="image.deleted", target=image.name)

@@ -13,8 +13,8 @@ from storage.errors import TooLarge
 from storage.models import Dataset, DatasetImport
 
 MAX_FAILURES = 5
-"""After this many attempts in a row without a new byte, an import fails. If the server gives no validator, so that it
-starts from the beginning each time, each interrupted attempt counts. The pauses are 2, 4, 8 and 16 seconds."""
+"""After this many attempts in a row without a new byte, an import fails. If no attempt can continue where the last one
+ended (`DatasetImport.validator` is empty), each interrupted one counts. The pauses are 2, 4, 8 and 16 seconds."""
 MAX_DURATION = timedelta(hours=6)
 """How long an import may take. Only one runs at a time, and the others wait for it."""
 REPORT_SECONDS = 2.0

@@ -69,8 +69,9 @@ LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"
 """The names of the lock files of imports of datasets and of git repositories. Only one import of each kind runs at a
 time, so that imports do not occupy all processes that run tasks."""
 STALE_AFTER = timedelta(minutes=3)
-"""An open import that has not been updated for this long has lost its process. A running one waits at most
-`connections.TIMEOUT_SECONDS` for its server, and 16 seconds before the next attempt."""
+"""After this long without an update, the task of an open import is sent again, because its process may have died. A
+transfer waits at most `connections.TIMEOUT_SECONDS` for its server, and 16 seconds before the next attempt. An import
+that waits or is being published is not updated either. Its task ends at once if another process holds the lock."""
 LISTING_SUFFIX = ".list"
 """The suffix of the file that lists a bucket's objects, beside the file with the import's bytes."""
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -110,9 +111,10 @@ def start_import(
     if url.startswith(bucket_import.SCHEME):
         source = bucket_import.check_source(dataset.organization, url, source)
     else:
-        source = bucket_import.BucketSource("", "", "")
+        source = bucket_import.BucketSource("", "", "")  # those parameters are for buckets only
         _check_url(url)
     with transaction.atomic():
+        # Concurrent calls wait here, so they cannot exceed MAX_OPEN together.
         Organization.objects.select_for_update().get(pk=dataset.organization_id)
         if open_imports().filter(dataset__organization=dataset.organization_id).count() >= MAX_OPEN:
             message = _("Your organization has %(count)d imports in progress. Wait for one to end.")
@@ -148,7 +150,7 @@ def open_imports() -> QuerySet[DatasetImport]:
 
 
 def stale_imports() -> list[int]:
-    """Return the ids of the open imports on which no process works, so that a task can continue them."""
+    """Return the ids of the open imports on which no process seems to work, so that a task can continue them."""
     return list(open_imports().filter(updated_at__lt=timezone.now() - STALE_AFTER).values_list("pk", flat=True))
 
 

@@ -112,7 +112,7 @@ def remove_files(item: DeletedFile) -> None:
 
 
 def measure(item: DeletedFile) -> Usage:
-    """Measure an item in a recycle bin, because a run may still write to it; store and return its usage.
+    """Measure an item in a recycle bin; store and return its usage. A run that has it open may still write to it.
 
     Raises Unreadable.
     """

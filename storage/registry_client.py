@@ -193,7 +193,7 @@ class _Client:
     def authorize(self, refusal: _Response, repository: str) -> None:
         """Authorize the following requests as the response `refusal` asks: by the password (Basic) or a token (Bearer).
 
-        Raises RegistryError.
+        The token is for pulling from `repository`; if that is empty, only for the login. Raises RegistryError.
         """
         for challenge in refusal.headers.get_all("WWW-Authenticate", []):
             scheme, _, rest = challenge.partition(" ")

@@ -30,6 +30,7 @@ def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
     """Delete a dataset with its versions. Safe to repeat. Raises InUse."""
     with transaction.atomic():
         quota.lock(dataset.organization)
+        # The versions are locked too, because orders of organizations that share the dataset lock only their own quota.
         versions = selectors.versions_of(dataset).select_for_update().values_list("pk", flat=True)
         in_use.require_unused(
             ObjectIds(dataset_versions=list(versions)), viewer_organization_id=dataset.organization.pk
@@ -47,7 +48,7 @@ def delete_version(*, version: DatasetVersion, user: User | None = None) -> None
     organization = version.dataset.organization
     with transaction.atomic():
         quota.lock(organization)
-        DatasetVersion.objects.select_for_update().get(pk=version.pk)
+        DatasetVersion.objects.select_for_update().get(pk=version.pk)  # as in `delete_dataset`
         in_use.require_unused(ObjectIds(dataset_versions=[version.pk]), viewer_organization_id=organization.pk)
         if _mark_deleted(version):
             _set_latest(version.dataset)

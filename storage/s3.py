@@ -195,7 +195,7 @@ def open_object(
 
 def delete_object(bucket: Bucket, key: str) -> None:
     """Delete an object. Safe to repeat. Raises S3Error, OSError, HTTPException."""
-    _send(bucket, "DELETE", key)
+    _delete(bucket, key)
 
 
 # --- Multipart uploads ------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def complete_multipart(bucket: Bucket, key: str, multipart_id: str, parts: Itera
 
 def abort_multipart(bucket: Bucket, key: str, multipart_id: str) -> None:
     """Delete a multipart upload with its parts. Safe to repeat. Raises S3Error, OSError, HTTPException."""
-    _send(bucket, "DELETE", key, query={"uploadId": multipart_id})
+    _delete(bucket, key, query={"uploadId": multipart_id})
 
 
 def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[Multipart]:
@@ -298,9 +298,9 @@ def _request_xml(
         return _parse(response)
 
 
-def _send(bucket: Bucket, method: str, key: str, *, query: Mapping[str, str | int] | None = None) -> None:
+def _delete(bucket: Bucket, key: str, *, query: Mapping[str, str | int] | None = None) -> None:
     """Send a DELETE, whose response has no body. A missing object counts as deleted. Raises S3Error."""
-    with _open_response(bucket, method, key, query=query) as response:
+    with _open_response(bucket, "DELETE", key, query=query) as response:
         if response.status not in {http.client.OK, http.client.NO_CONTENT, http.client.NOT_FOUND}:
             raise _error(response)
 

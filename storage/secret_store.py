@@ -81,7 +81,7 @@ def delete_secret(*, secret: Secret, user: User | None = None) -> None:
     """Delete a secret. Raises InUse while an open job needs it."""
     organization = secret.organization
     with transaction.atomic():
-        quota.lock(organization)
+        quota.lock(organization)  # orders lock it too, so that they wait
         in_use.require_unused(ObjectIds(secrets=[secret.pk]), viewer_organization_id=organization.pk)
         if Secret.objects.filter(pk=secret.pk).delete()[0]:
             record_audit_event(organization=organization, actor=user, action="secret.deleted", target=secret.name)

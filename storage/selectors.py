@@ -60,7 +60,10 @@ def datasets_for(organization: Organization) -> QuerySet[Dataset]:
 
 
 def dataset_named(organization: Organization, name: str) -> Dataset:
-    """Return a dataset with its `latest` version. Raises NotFound."""
+    """Return the organization's own dataset with this name, and its `latest` version. Raises NotFound.
+
+    `sharing.dataset_named` also finds datasets of others that the organization may read.
+    """
     return _named(datasets_for(organization), name)
 
 
@@ -170,14 +173,14 @@ def usage_by_kind(organization: Organization) -> dict[str, Usage]:
     """Return the usage of datasets, models, workspaces, deleted items, uploads and runs. Their sum is `usage`."""
     kept = [rows(organization) for rows in KEPT_BY_KIND.values()]
     datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in kept)
-    rows = allocations(organization)
+    allocated = allocations(organization)
     return {
         "datasets": datasets,
         "models": models,
         "workspaces": workspaces,
         "deleted": sum((_total(rows.exclude(deleted_at=None)) for rows in kept), _total(binned_files(organization))),
-        "uploads": _total(rows.filter(kind=Allocation.Kinds.UPLOAD)),
-        "runs": _total(rows.filter(kind=Allocation.Kinds.RUN)),
+        "uploads": _total(allocated.filter(kind=Allocation.Kinds.UPLOAD)),
+        "runs": _total(allocated.filter(kind=Allocation.Kinds.RUN)),
     }
 
 

@@ -130,6 +130,7 @@ def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[Da
         raise InvalidInput(fields={"label": _("Enter 1 to 100 characters that tell you who gets the code.")})
     code = secrets.token_urlsafe(24)
     with transaction.atomic():
+        # Concurrent calls wait here, so they cannot exceed MAX_SHARES together.
         Dataset.objects.select_for_update().get(pk=dataset.pk)
         if open_shares(dataset).count() >= MAX_SHARES:
             raise InvalidInput(_("A dataset can have at most 100 shares. Revoke one first."))

@@ -292,6 +292,7 @@ def _append_lock(upload: Upload) -> Iterator[bool]:
     keys = _append_lock_keys(upload)
     is_locked = True
     try:
+        # The lock's timeout is set for this transaction only. The lock outlasts it.
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{SETTLE_SECONDS * 1000:.0f}"])
             cursor.execute("SELECT pg_advisory_lock(%s, %s)", keys)
@@ -567,7 +568,7 @@ def _join_parts(upload: Upload) -> None:
     if not parts or offset_of(upload) == upload.size_bytes:
         return
     if not _file(upload).exists():
-        _file(parts[0]).rename(_file(upload))  # faster than copying the first part
+        _file(parts[0]).rename(_file(upload))  # faster than copying it; `_append_file` then finds nothing missing of it
     end = 0
     with translate_os_errors(), _open_for_writing(upload) as file_fd:
         for part in parts:
@@ -620,6 +621,7 @@ def collect() -> None:
             finish(upload)
         except (CustomerError, OSError):
             log.exception("Upload %s can't be finished", upload.pk)
+    # A part stays as long as its final upload, whose deletion sets `final` to None.
     Upload.objects.filter(expires_at__lt=timezone.now(), final=None).exclude(state__in=OPEN_STATES).delete()
 
 

@@ -108,7 +108,7 @@ class _TusView(TenantView):
         """Add the headers that tus requires in every response."""
         response["Tus-Resumable"] = TUS_VERSION
         response["Cache-Control"] = "no-store"
-        if response.status_code == 412:
+        if response.status_code == 412:  # UnsupportedVersion; tus requires that it names the supported version
             response["Tus-Version"] = TUS_VERSION
         return super().finalize_response(request, response, *args, **kwargs)
 

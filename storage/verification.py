@@ -43,9 +43,9 @@ class Finding:
 def verify(*, with_hashes: bool = True, repair: bool = False) -> Iterator[Finding]:
     """Check everything in the storage root, and yield the findings in the order of the checks.
 
-    With `repair`, also remove files without a row that are old enough, measure workspaces and recycle bins, and delete
-    rows of recycle bins whose files are missing. Lost or damaged versions and
-    workspaces cannot be repaired; an operator must restore them from a backup.
+    With `repair`, also remove files without a row that garbage collection should have removed, measure workspaces and
+    recycle bins, and delete rows of recycle bins whose files are missing. Lost or damaged versions and workspaces
+    cannot be repaired; an operator must restore them from a backup.
     """
     versions = DatasetVersion.objects.filter(removed_at=None).select_related("dataset__organization").order_by("pk")
     for version in versions.iterator():

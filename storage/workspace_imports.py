@@ -56,6 +56,7 @@ def start_import(
     # Called only for its checks: the worker calls it again for the function that it returns.
     git_fill(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
+        # Concurrent calls wait here, so they cannot use one name twice or exceed MAX_OPEN together.
         Organization.objects.select_for_update().get(pk=organization.pk)
         others = open_imports().filter(organization=organization)
         if selectors.workspaces_for(organization).filter(name=name).exists() or others.filter(name=name).exists():

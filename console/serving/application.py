@@ -81,6 +81,7 @@ class Application:
             if scope["type"] == "http":
                 await refused.refusal.send_to(response.send)
             else:
+                # Before a websocket is accepted, the browser gets the status 403 and no code.
                 await response.send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
         except ClientDisconnected:
             pass  # nobody is left to respond to

@@ -114,7 +114,10 @@ class ShellRequest:
 
 @dataclass
 class Exchange:
-    """The data that the server and the view of one request share. Each kind of request uses one or two attributes."""
+    """The data that the server and the view of one request share. Each kind of request uses one or two attributes.
+
+    A subrequest is a request that the server itself sends to Django (`gate`).
+    """
 
     body: IncomingBody | None = None
     """Set by the server for an upload; its view reads it."""

@@ -30,7 +30,11 @@ _FORWARDED_HEADERS = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-languag
 async def send_subrequest(
     run_django: RunDjango, scope: Scope, exchange: Exchange, *, path: str, host: str, cookie: str, scheme: str
 ) -> list[Message]:
-    """Return Django's response to a GET of `path`, sent on behalf of the request of `scope`. Raises Refused."""
+    """Return Django's response to a GET of `path`, sent on behalf of the request of `scope`. Raises Refused.
+
+    Host, cookie and scheme are parameters, because Django needs others than the request has: a notebook has its own
+    host, and a websocket its own scheme.
+    """
     subrequest: Scope = {
         "type": "http",
         "asgi": scope["asgi"],

@@ -36,8 +36,8 @@ from runtime.backends.base import Tunnel
 from runtime.errors import RuntimeFault
 
 GATE_PATH = "/notebook-gate/"
-"""The path of the view that admits requests to notebooks. Only subrequests carry the Exchange that the view needs, so
-it answers 404 to a browser."""
+"""The path of the view that admits requests to notebooks. It reads the NotebookRequest that only a subrequest carries
+(`Exchange.notebook`), so it answers 404 to a browser."""
 COOKIE = "__Host-notebook" if settings.HTTPS else "notebook"
 """The name of the cookie that identifies a member's browser on a notebook's host. The view sets it. Browsers accept the
 prefix `__Host-` only over HTTPS."""

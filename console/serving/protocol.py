@@ -2,7 +2,8 @@
 
 The deadlines keep slow clients from holding connections for ever. Connections of trusted proxies are not limited by
 address, because many clients share them. uvicorn has no settings for such deadlines, so this subclass of its protocol
-reads attributes that uvicorn does not document.
+reads attributes that uvicorn does not document: `conn` (h11's state of the connection), `cycle` (the current request
+with its response) and `flow` (whether uvicorn has paused reading).
 """
 
 from __future__ import annotations

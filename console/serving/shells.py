@@ -39,8 +39,8 @@ from runtime.launcher.shell import HEADER, INPUT, RESIZE, SIZE
 logger = logging.getLogger(__name__)
 
 GATE_PATH = "/shell-gate/"
-"""The path of the view that admits shells. Only subrequests carry the Exchange that the view needs, so it answers 404
-to a browser."""
+"""The path of the view that admits shells. It reads the ShellRequest that only a subrequest carries (`Exchange.shell`),
+so it answers 404 to a browser."""
 MAX_SHELLS = 8
 """How many shells one organization may have open in this process: one for each of a few people and nodes."""
 CHECK_SECONDS = 10.0

@@ -66,7 +66,7 @@ class Streams:
                 await sync_to_async(response.close)()
 
     async def _send_events(self, response: StreamingHttpResponse, start: Message, receive: Receive, send: Send) -> None:
-        """Send an event stream, whose queries run on one of the shared threads."""
+        """Send an event stream. It is an asynchronous iterator, whose queries run on one of the shared threads."""
         self.open_event_streams += 1
         try:
             async with self._threads.assign():

@@ -77,7 +77,6 @@ class _Progress:
     def __init__(self, stdout: OutputWrapper, stack: ExitStack) -> None:
         self._stdout = stdout
         self._started_at = time.monotonic()
-        self._step = ""
         self._status = stack.enter_context(Console().status("")) if stdout.isatty() else None
 
     @property
@@ -87,7 +86,6 @@ class _Progress:
 
     def step(self, text: str) -> None:
         """See `builder.Progress`."""
-        self._step = text
         self._stdout.write(f"[{self.seconds:4.0f} s] {text}")
 
     def output(self, line: str) -> None:
