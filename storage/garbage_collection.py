@@ -159,7 +159,10 @@ def _unchanged_since(folder: Path, limit: datetime, *, keep: set[str]) -> Iterat
     if not folder.exists():
         return
     for path in folder.iterdir():
-        status = path.lstat()
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # a request has removed its own entry meanwhile
+            continue
         changed = datetime.fromtimestamp(max(status.st_mtime, status.st_ctime), UTC)
         if path.name not in keep and changed < limit:
             yield path

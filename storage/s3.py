@@ -307,7 +307,8 @@ def _delete(bucket: Bucket, key: str, *, query: Mapping[str, str | int] | None =
 
 def _error(response: http.client.HTTPResponse) -> S3Error:
     """Return the error of a response, with the code in its body, if it has one."""
-    code = _text(_parse(response), "Code") if response.length else ""
+    # The length is None, hence unknown, if the body is sent in chunks, as by AWS.
+    code = _text(_parse(response), "Code") if response.length != 0 else ""
     return S3Error(response.status, code[:100])
 
 

@@ -2,6 +2,7 @@
 
 import io
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.utils import timezone
@@ -57,6 +58,15 @@ def test_files_without_a_row_are_removed(owner):
     assert not [stray for stray in strays if stray.exists()]
     assert list(catalog.scratch().iterdir()) == []
     assert garbage_collection.collect() == 0
+
+
+@pytest.mark.usefixtures("later")
+def test_an_entry_that_its_request_removes_meanwhile_is_passed_over(monkeypatch):
+    leftover()
+    gone = catalog.scratch() / "gone"
+    list_entries = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter([gone, *list_entries(self)]))
+    assert garbage_collection.collect() == 2
 
 
 def test_workspaces_are_measured(owner):

@@ -1,8 +1,10 @@
 """The client of S3, against a real server: signatures, listings, multipart uploads."""
 
 import http.client
+import threading
 from contextlib import closing
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import urlsplit
 
 import pytest
@@ -65,3 +67,25 @@ def test_a_part_url_takes_only_that_part_of_that_size(s3_server):
     assert seaweedfs.keys(s3_server, "m/") == (["m/object"], [])
     with pytest.raises(s3.S3Error, match="404 NoSuchUpload"):
         s3.list_parts(s3_server, "m/object", multipart_id)
+
+
+class ChunkedError(BaseHTTPRequestHandler):
+    """Refuses each request with an error in chunks, as AWS does; SeaweedFS sends its length."""
+
+    def do_GET(self):
+        body = b"<Error><Code>NoSuchBucket</Code></Error>"
+        self.protocol_version = "HTTP/1.1"
+        self.send_response(404)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+
+
+def test_an_error_in_chunks_has_its_code():
+    with HTTPServer(("127.0.0.1", 0), ChunkedError) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        bucket = s3.Bucket(f"http://127.0.0.1:{server.server_port}", "gone", "us-east-1", allows_private=True)
+        with pytest.raises(s3.S3Error, match="404 NoSuchBucket"):
+            list(s3.list_objects(bucket, ""))
+        thread.join()
