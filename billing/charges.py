@@ -122,7 +122,7 @@ def release(*, hold: Hold) -> None:
     if locked.children.filter(state=Hold.States.HELD).exists():
         raise ValueError(f"The hold {locked} has open parts.")
     ledger.unhold(account=locked.account, amount_minor=locked.amount_minor)
-    credit.spend(hold=locked, amount_minor=0)
+    credit.spend(hold=locked, amount_minor=0)  # spends nothing, but releases the reserved credit
     receivables.collect(account=locked.account, reference=f"release:{locked.reference}")
     locked.state, locked.ended_at = Hold.States.RELEASED, timezone.now()
     locked.save(update_fields=["state", "ended_at"])
@@ -201,8 +201,8 @@ def free_line(
 ) -> pricing.Line:
     """Return a receipt line of amount 0 for time that is not charged.
 
-    `rule` is `queue`, `pull`, `start`, `hang`, `platform_fault` or `after_cancel`. Times are ISO 8601 strings. The
-    `evidence` of a fault has `reason`, `node`, `at`, and the failure's `code` and `data`.
+    `rule` is `queue`, `start`, `hang`, `platform_fault` or `after_cancel`. Times are ISO 8601 strings. The `evidence`
+    of a hang or fault has `reason`, `attempt`, `at` (its end), and the failure's `node`, `code` and `data`.
     """
     return pricing.Line(
         rule=rule,

@@ -1,4 +1,4 @@
-"""Django's checks of the payment settings. The console starts only if its currency and an amount can be charged."""
+"""Django's checks of the payment settings. The console starts only if Stripe can charge some amount in its currency."""
 
 from __future__ import annotations
 

@@ -25,14 +25,15 @@ from console.accounts.zones import installation_time
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
 MAX_SERIES = 6
-"""Largest number of series in a chart: a reader can tell six colors apart. The last one then adds up the smallest
-groups."""
+"""Largest number of series in a chart: a reader can tell six colors apart. If there are more groups, the last series
+adds up the smallest ones."""
 OTHER_SERIES = "…"
 """Name of the series that adds up the rest."""
 MAX_MONTHS = 12
 """Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 PAST_DAYS_DELAY = timedelta(hours=1)
-"""How long after its end a day's spend is final: much longer than the transaction that writes a receipt takes."""
+"""How long after its end a day's spend is final. A receipt of that day can become visible after midnight, when its
+transaction commits; no such transaction takes nearly an hour."""
 PAST_DAYS_KEPT_SECONDS = 3600
 """How long the spend of past days is kept in the cache: a changed email address shows up after at most this time."""
 FORECAST_DAYS = 14

@@ -248,9 +248,10 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
 
 
 def remove_expired(*, account: Account) -> int:
-    """Remove expired credit from a wallet and return its amount in minor units. Reserved credit stays until it is free.
+    """Remove expired credit from a wallet and return its amount in minor units.
 
-    Call it in the transaction that then holds money, so that the hold cannot use expired credit.
+    Credit that an open hold reserves stays until that hold ends. Call this in the transaction that then holds money, so
+    that the new hold cannot use expired credit.
     """
     expired_lots = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
     if not expired_lots.exists():  # the usual case, without locking the wallet

@@ -60,6 +60,7 @@ def with_customer(*, organization: Organization, email: str, call: Callable[[str
     try:
         return call(customer_id)
     except PaymentRefused as error:
+        # A refusal need not name the customer as its reason, so ask the provider before it is passed on.
         if not isinstance(error, CustomerGone) and not gateway.is_customer_deleted(customer_id):
             raise
     forget(customer_id)
@@ -73,7 +74,7 @@ def forget(customer_id: str) -> bool:
     """
     with transaction.atomic():
         row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=customer_id).first()
-        if row is None or not customer_id:
+        if row is None or not customer_id:  # an empty id would match a row without a customer
             return False
         row.customer_id, row.lost_id, row.default_method = "", customer_id, ""
         row.save(update_fields=["customer_id", "lost_id", "default_method"])

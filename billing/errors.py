@@ -1,4 +1,7 @@
-"""Errors of billing, with stable codes under one root."""
+"""Errors of billing, with stable codes under one root.
+
+`console.core.error_codes` shows the first paragraph of each docstring to customers, as the meaning of the code.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +56,17 @@ class QuoteRefused(BillingError):
 
 
 class AmountRefused(BillingError):
-    """A top-up below the minimum or above the maximum."""
+    """A top-up or threshold that is out of range, or has more decimals than payments in the currency allow."""
 
     code = "invalid"
 
 
 class PaymentUnavailable(BillingError):
-    """The payment provider did not answer; nothing was charged."""
+    """The payment provider did not answer; nothing was charged.
+
+    This holds for requests of customers, none of which charges a card directly. `gateway.charge_card` and
+    `gateway.refund` raise this error too, but may have moved money; their callers find that out and retry.
+    """
 
     code = "payments_unavailable"
     message = _("The payment provider did not answer. Nothing was charged. Try again in a minute.")
@@ -94,7 +101,7 @@ class PaymentDeclined(BillingError):
 
 
 class RefundRefused(BillingError):
-    """A refund of an unpaid top-up, or of more than can still be refunded."""
+    """A refund of an unpaid top-up, of more than can still be refunded, or with too many decimals."""
 
     code = "invalid"
 
@@ -113,7 +120,7 @@ class NoSavedCard(BillingError):
 
 
 class VoucherRefused(BillingError):
-    """A voucher code that is unknown, expired or used up."""
+    """A voucher code that is unknown, expired, used up or in another currency, or too many wrong codes."""
 
     code = "invalid"
 
@@ -166,4 +173,4 @@ class HoldUsedUp(Exception):  # internal: never shown to customers
 
 
 class LedgerConflict(Exception):  # internal: never shown to customers
-    """A reference that was posted before with other entries, which is a bug."""
+    """A posting that contradicts the ledger, such as a used reference with other entries. It is a bug."""

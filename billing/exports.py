@@ -116,7 +116,10 @@ def csv_row(cells: Iterable[str]) -> str:
 
 
 def loaded_lines(invoice: Invoice) -> list[InvoiceLine]:
-    """Return the invoice's lines with their receipts and corrected lines loaded."""
+    """Return the invoice's lines with their receipts and corrected lines loaded.
+
+    Templates show the job of each receipt: `order` is the relation from `jobs.Order` to its hold.
+    """
     return list(
         invoice.lines.select_related(
             "receipt__hold__order__quote", "receipt__hold__order__job__image", "corrects__receipt"

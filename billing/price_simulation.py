@@ -144,7 +144,7 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
         kind = pricing.PriceKind(price.kind)
         purchase = pricing.Purchase(
             product=price.product,
-            mode=pricing.Mode.METERED,  # as `epochs`, without effect on `find_price`
+            mode=pricing.Mode.METERED,  # no effect on `find_price`, nor has `epochs`
             node_spec=price.node_spec.name if price.node_spec else "",
             nodes=price.nodes_from,
             epochs=1,

@@ -70,7 +70,9 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
     prices = list(book.prices.select_related("node_spec"))
     priced = {_key(price) for price in prices}  # the keys of all prices in the draft
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
-    missing = [  # unsaved prices, from which `price_name` makes the names in the sentences
+    # Each node spec needs a node-hour price for all products. The rows of `missing` are never saved: `price_name` makes
+    # the names in the sentences from them.
+    missing = [
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
         if PriceKey(PriceKind.NODE_HOUR, "", spec.pk) not in priced

@@ -145,7 +145,7 @@ class Line:
     nodes: int = 0
     """Number of nodes in the time range; 0 if it does not apply."""
     evidence: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Why the line is free: the node and the failure, as codes and numbers."""
+    """Why the line is free: the node and the failure, as codes and numbers. A dict has no hash, hence `hash=False`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data without empty optional fields."""
@@ -229,7 +229,10 @@ def quote(
 
 
 def quote_extension(terms: Terms, *, deadline_seconds: int) -> Offer:
-    """Price a metered purchase again, at the prices of its `terms`, with a later deadline."""
+    """Price a metered purchase again, at the prices of its `terms`, with a later deadline.
+
+    The deadline is also the estimate: see `quotes.make_extension_quote`.
+    """
     return _metered_offer(terms, Estimate(deadline_seconds, deadline_seconds, ""), deadline_seconds, None)
 
 
@@ -420,7 +423,8 @@ def _plain(number: Decimal) -> str:
 def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
     """Return the price of `kind` for a purchase, or None.
 
-    The product's own price wins over the price of all products, and a price from more nodes over one from fewer.
+    The product's own price wins over the price of all products, and a price from more nodes over one from fewer. For
+    node specs there is no such rule, because either all prices of a kind name a node spec or none does.
     """
     matching = [
         row

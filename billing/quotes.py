@@ -24,12 +24,13 @@ from console.accounts.models import Organization, User
 from console.core.errors import NotFound
 
 MIN_DEADLINE_SECONDS = 300
-"""Shortest deadline of a run without history: 5 minutes, so that a wrong estimate does not end it during start-up."""
+"""Shortest deadline that is computed from an estimate: 5 minutes, so that a wrong estimate does not end a run during
+start-up. A time limit or ceiling of the customer can make a deadline shorter."""
 
 
 @dataclass(frozen=True)
 class CurrentPrices:
-    """The price book in effect and its prices, read once to price several purchases."""
+    """A price book, normally the one in effect, and its prices, read once to price several purchases."""
 
     book: PriceBook
     rows: list[pricing.PriceRow]

@@ -104,7 +104,7 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
     rows = []
     with transaction.atomic():
         paid = TopUp.objects.select_for_update(of=("self",)).filter(account=account, state=TopUp.States.PAID)
-        # Locked in the order of pk, so that two calls cannot deadlock.
+        # Locked in the order of pk, so that two calls cannot deadlock. The provider can only refund a payment intent.
         top_ups = list(paid.exclude(payment_intent="").select_related("account").order_by("pk"))
         left = credit.paid_minor(Account.objects.select_for_update(no_key=True).get(pk=account.pk))
         for top_up in sorted(top_ups, key=lambda row: row.paid_at or row.created_at, reverse=True):
@@ -139,7 +139,7 @@ def submit(*, refund: Refund, is_retry: bool = True) -> None:
             reference=reference, payment_intent_id=intent_id, amount_minor=refund.amount_minor
         )
     except PaymentUnavailable:
-        return
+        return  # the next call of `submit_waiting` retries
     except PaymentRefused as error:
         with transaction.atomic():
             _set_state(_locked_refund(refund.pk), Refund.States.FAILED, failure=error.reason)

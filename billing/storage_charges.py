@@ -1,9 +1,9 @@
 """Charge storage by the day: the price book's price per GB and month, beyond the policy's free allowance.
 
-Each day the storage in use is measured and rated; a day that was not measured is free. The day's cost is added to the
-amount due. Whole minor units of it are charged at once; fractions wait for the next day. A charge takes at most the
-available amount of the wallet, credit first. The rest stays due until money is paid in, so a wallet never falls below
-its holds.
+Each day `jobs.storage_billing` measures the storage in use and calls `charge_day`; a day without a call is free. The
+day's cost is added to the amount due. Whole minor units of it are charged at once; fractions wait for the next day. A
+charge takes at most the available amount of the wallet, credit first. The rest stays due until money is paid in, so a
+wallet never falls below its holds.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ GB = 10**9
 STOP_WRITES_AFTER = timedelta(days=7)
 """How long storage may be unpaid before all writes are refused: a week to notice the email and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long storage may be unpaid before outputs are deleted, the oldest job's first and one job's each day. Two months
-are enough to notice the emails and pay, or to download the files."""
+"""How long storage may be unpaid before outputs are deleted, the oldest job's first and one job's each day, each after
+an email of its own. Two months are enough to notice the emails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400

@@ -38,6 +38,7 @@ def request_apply_events() -> None:
 @shared_task
 def apply_events() -> None:
     """Apply all payment events that are stored but not yet applied."""
+    # Deleted first, because an event that is stored from now on may need another run. Without Redis, the key expires.
     with suppress(redis.RedisError):
         redis_client.client().delete(redis_client.key(APPLY_PENDING))
     while events.apply_waiting():

@@ -205,7 +205,7 @@ def compare_with_whole_model(model, step, sequences, share, device):
         difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
     model.zero_grad()  # `restore` needs an optimizer without gradients
     dist.all_reduce(difference, dist.ReduceOp.MAX)
-    if not difference < TOLERANCE:
+    if not difference < TOLERANCE:  # also true for NaN
         sys.exit(f"The split model differs from the whole one by {difference:.1e}.")
     print_once(f"equal to the whole model: loss and gradients differ by {difference:.1e} at most")
 

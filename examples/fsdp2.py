@@ -35,6 +35,7 @@ def main():
     def score(inputs, _targets):
         return model(inputs)
 
+    # Each rank trains on its own part of every batch.
     charlm.train(model, step, score, (dist.get_rank(), dist.get_world_size()), device)
 
 

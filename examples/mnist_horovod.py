@@ -105,7 +105,7 @@ def learning_rate(step, steps_in_epoch):
 
 
 def sum_over_ranks(name, *values):
-    """Return each value summed over all ranks."""
+    """Return each value summed over all ranks. Horovod matches the calls of the ranks by their `name`."""
     return hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name=name).tolist()
 
 

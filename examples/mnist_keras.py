@@ -113,6 +113,7 @@ def main():
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
+    # `fit` would delete the backup at its end. A run that is killed before it has saved the model still needs it.
     backup = tf.keras.callbacks.BackupAndRestore(
         str(Path(os.environ["CHECKPOINT_DIR"]) / "keras"), delete_checkpoint=False
     )

@@ -102,6 +102,7 @@ class Training:
             tf.keras.utils.set_random_seed(7)
             self.model = build_model()
             self.optimizer = tf.keras.optimizers.SGD(LEARNING_RATE, momentum=0.9)
+            # Creates the optimizer's variables now, so that they exist when `restore` reads the checkpoint.
             self.optimizer.build(self.model.trainable_variables)
         self.epochs_done, self.images_done, self.step = (tf.Variable(0, dtype=tf.int64) for _ in range(3))
         self.checkpoint = tf.train.Checkpoint(

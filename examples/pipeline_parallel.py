@@ -65,6 +65,7 @@ def main():
         arguments, target = select(inputs, targets)
         return schedule.eval(*arguments, target=target)
 
+    # (0, 1): batches are not divided into parts, because all ranks work on the same sequences.
     charlm.train(model, step, score, (0, 1), device)
 
 

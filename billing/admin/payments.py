@@ -189,7 +189,7 @@ class StripeEventAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Process again (safe: money moves only once)"), permissions=("act",))
     def apply_again(self, request: HttpRequest, selected: QuerySet[models.StripeEvent]) -> None:
-        """Apply the selected events again and report their states."""
+        """Apply the selected events again and report their states. `ReadOnlyAdmin.has_act_permission` says who may."""
         pks = list(selected.values_list("pk", flat=True))
         for pk in pks:
             events.apply(event_pk=pk, include_quarantined=True)

@@ -46,7 +46,7 @@ class BudgetAlert(models.Model):
     """A threshold that a budget reached in a month.
 
     `month` is the first day of the month. `committed_minor` is the money charged in the month plus the money held when
-    the threshold was reached.
+    the threshold was reached. `mailed_at` is set without an email if a higher threshold was reached at the same time.
     """
 
     budget = models.ForeignKey(Budget, models.CASCADE, related_name="alerts")

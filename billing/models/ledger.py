@@ -24,7 +24,8 @@ class Account(models.Model):
     class Kinds(models.TextChoices):
         """The purpose of an account.
 
-        WALLET, RECEIVABLE and WRITTEN_OFF belong to an organization, the others to the platform.
+        WALLET, RECEIVABLE and WRITTEN_OFF belong to an organization, the others to the platform. CLEARING is debited
+        when a payment is credited to a wallet, CREDIT when credit is granted.
         """
 
         WALLET = "wallet", _("wallet")

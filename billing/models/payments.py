@@ -24,7 +24,7 @@ class TopUp(models.Model):
     """A payment into the wallet."""
 
     class States(models.TextChoices):
-        """The states of a top-up."""
+        """The states of a top-up. CREATED: the provider has not confirmed its payment page or automatic charge yet."""
 
         CREATED = "created", _("payment page not yet created")
         PENDING = "pending", _("waiting for payment")
@@ -109,6 +109,7 @@ class StripeEvent(models.Model):
     reason = models.TextField(_("reason"), blank=True)
     received_at = models.DateTimeField(_("received"), auto_now_add=True)
     applied_at = models.DateTimeField(_("applied"), null=True, blank=True)
+    """When the event got a state that is not retried, also if it was ignored or quarantined."""
     tries = models.PositiveSmallIntegerField(_("attempt count"), default=0)
     retry_at = models.DateTimeField(_("next attempt"), null=True, blank=True)
 
