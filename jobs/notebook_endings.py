@@ -38,14 +38,17 @@ def announce_and_mail() -> None:
 
 
 def announce(now: datetime | None = None) -> int:
-    """Write the notifications that are due and return their number. Safe to repeat. `now`: by default, the time."""
+    """Write the notifications due at `now` (default: the current time); return their number. Safe to repeat."""
     now = now or timezone.now()
     running = Job.objects.filter(builtin_script=NOTEBOOK_SCRIPT, state=JobState.RUNNING)
     return sum(_announce(job.pk, now) for job in running if _is_due(job, now))
 
 
 def send_due() -> int:
-    """Send the emails that are due and return their number. Safe to repeat."""
+    """Send the emails that are due and return their number. Safe to repeat.
+
+    `deliver` marks each notification as mailed, also one without recipients, so none is considered twice.
+    """
     due = Notification.objects.filter(mailed_at=None, kind=KIND).select_related("user")
     return sum(
         deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _recipients(each)) for each in due
