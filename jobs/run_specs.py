@@ -109,6 +109,7 @@ def launch_spec(attempt: Attempt) -> RunSpec:
     snapshots.restore(job)
     return replace(
         run_spec(attempt),
+        # None means no limit by the quota: a check runs the platform's own script, which writes little.
         storage_left_mib=None if job.is_check else storage.quota_left(job.organization) >> 20,
         pull_secret=pull_secret(organization=job.organization, image=job.image),
         secrets=_secrets(job),
