@@ -121,7 +121,7 @@ def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
 
 
 def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
-    """Return the latest ended trainings whose files are still kept, newest first, with their ids and names."""
+    """Return the ended trainings among the latest `limit` jobs with kept files, newest first, with ids and names."""
     allocations = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")
     with_files = [row.job_pk for row in allocations.only("kind", "key")[:limit]]
     jobs = Job.objects.filter(organization=organization, pk__in=with_files)
