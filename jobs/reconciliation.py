@@ -65,7 +65,7 @@ def stop(*, job_pk: int) -> None:
     attempt = Attempt.objects.filter(must_stop, job_id=job_pk, finished_at=None).last()
     if attempt:
         try:
-            # Not `stop_run`, which would describe the run once more.
+            # Not `stop_run`, which would describe the run too, as `reconcile_job` does below.
             cluster(attempt.backend).stop(attempt.run_name, GRACE_SECONDS)
         except BackendUnavailable:
             return  # the next reconciliation asks again

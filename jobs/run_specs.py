@@ -45,8 +45,8 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 def run_spec(attempt: Attempt) -> RunSpec:
     """Return the attempt's spec without the values that only a submission needs: see `launch_spec`.
 
-    Every call returns the same spec, so that a repeated submission adopts the run. Only the deadline of a running
-    notebook changes, when the notebook is extended.
+    A submission may be repeated, so repeated calls describe the same run. Only the deadline of a running notebook
+    changes, when the notebook is extended.
     """
     job, nodes = attempt.job, attempt.granted_nodes
     versions, models = mounted_versions(job), mounted_models(job)

@@ -112,7 +112,7 @@ def job_for(organization: Organization, pk: int) -> Job:
 def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs with their related rows, without annotations.
 
-    Jobs from `organization.jobs` have this `organization` itself. Each join less shortens PostgreSQL's planning.
+    `organization.jobs` sets `job.organization` without a join. Joins that are left out shorten PostgreSQL's planning.
     """
     return organization.jobs.select_related(
         "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec__capacity_snapshot",
