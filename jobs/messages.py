@@ -534,7 +534,7 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
 def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
     """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below.
 
-    For retries and ends `data` decides, because their `kind` is the new state, as that of other events.
+    `kind` does not tell a retry or an end from other changes of state, so `data` decides about these two.
     """
     if kind == "settled":
         return _("Charged %(amount)s. The rest of the hold was released.") % {
