@@ -15,7 +15,7 @@ from django.conf import settings
 django.setup()  # before the middleware is removed, because allauth requires its own
 settings.MIDDLEWARE = []
 settings.ROOT_URLCONF = "bench.bare_webhook"
-settings.DATABASES["default"]["CONN_HEALTH_CHECKS"] = False
+settings.DATABASES["default"]["CONN_HEALTH_CHECKS"] = False  # so that the insert is the only statement
 
 from console.serving.application import Application  # noqa: E402 - the settings above must come first
 from console.serving.handler import Handler  # noqa: E402 - as above
@@ -44,6 +44,7 @@ def webhook(request: HttpRequest) -> HttpResponse:
         return HttpResponse(status=400)
     with connection.cursor() as cursor:
         cursor.execute(INSERT, (event["id"], event["type"], body.decode()))
+    # The console's CommonMiddleware sets this header; without it the server would send the body in chunks.
     return HttpResponse(status=200, headers={"Content-Length": "0"})
 
 

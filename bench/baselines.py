@@ -107,7 +107,7 @@ class RayJobs:
             timeout=TIMEOUT_SECONDS + runs * 10,
             check=True,
         )
-        return float(result.stdout.split()[-1])
+        return float(result.stdout.split()[-1])  # the script prints the seconds last
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

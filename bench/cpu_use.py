@@ -23,6 +23,7 @@ def cpu_seconds_by_part(server: psutil.Process, services: list[psutil.Process], 
     `server` is `manage.py up`, `services` are its PostgreSQL and Redis. The run is not a child of them; its process has
     `script` in its command line. Without a `script` there is no run.
     """
+    # Ended children of this process are not clients, but servers and set-up.
     seconds = Counter({"clients": _cpu_seconds(psutil.Process(), with_ended_children=False)})
     for process in server.children(recursive=True):
         seconds[_part(process)] += _cpu_seconds(process)

@@ -17,7 +17,10 @@ RESPONSE_SECONDS = 60.0
 
 @dataclass
 class Responses:
-    """The responses to all clients. `seconds` has a value for each response with status 200; `failed` counts others."""
+    """The responses to all clients. `seconds` has a value for each response with status 200.
+
+    `failed` counts clients: each ends at its first failure, without another request.
+    """
 
     seconds: list[float] = field(default_factory=list)
     body_bytes: int = 0

@@ -43,7 +43,11 @@ class Command(NamedTuple):
 
 
 def run_client(*, number: int, clients: int, address: dict[str, Any], commands: Any, start: Any, done: Any) -> None:
-    """Run one process: for each command, wait for the other clients, post, and report."""
+    """Run one process: for each Command from the queue `commands`, post its transactions, then put `number` in `done`.
+
+    `start` is a barrier at which all clients and `LedgerClients.post` wait, so that all begin at once. None ends the
+    process.
+    """
     django.setup()
     from django.db import connection  # noqa: PLC0415 - Django must be set up first
 

@@ -1,6 +1,6 @@
 """Lighthouse's points for pages of 25 rows, on a desktop and a phone: performance, accessibility, best practices.
 
-make lighthouse bench NAME=lighthouse (QUICK=1 for one round)
+make lighthouse bench NAME=lighthouse (QUICK=1 for one round). The target `lighthouse` installs Lighthouse.
 
 The console runs as `manage.py up` serves it. For a desktop, Lighthouse simulates a network of 10 Mbit/s with a
 round trip of 40 ms. For a phone, it simulates one of 1.6 Mbit/s and 150 ms, and a CPU that is four times slower. Other

@@ -66,6 +66,7 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         cursor.execute("SET session_replication_role = replica")
 
         def copy(model: Any, pk: Any, count: int, **changed: str) -> int:
+            # In a statement with parameters, psycopg reads %% as the operator %.
             return copy_row(cursor, model, pk, count, **{name: sql.replace("%", "%%") for name, sql in changed.items()})
 
         user_base = copy(User, customer.membership.user_id, other_count, email="'copy-' || n || '@example.com'")

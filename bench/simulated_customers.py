@@ -254,6 +254,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         """Deliver some events, in any order. Some come twice, some later, some never."""
         self.chance.shuffle(self.undelivered)
         delivered = self.undelivered[: self.chance.randint(0, len(self.undelivered))]
+        # The first half is dropped, delivered or not. What was delivered of the second half may come again.
         self.undelivered = self.undelivered[len(self.undelivered) // 2 :]
         for event in delivered:
             self._maybe_crash(lambda event=event: self._receive(event))

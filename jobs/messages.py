@@ -159,8 +159,8 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the other codes. An ellipsis replaces
-a missing value."""
+"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has codes with several. The rest, such as
+RANK_EXITED, say how a process ended (`_process_sentence`). An ellipsis replaces a missing value."""
 STEPS = {
     "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
@@ -219,7 +219,8 @@ WAITING_SENTENCES: dict[str, Any] = {
         "continues, contact the administrator."
     ),
 }
-"""Why a submitted run does not run yet, and what to do. `_free_machines_sentence` has those about free machines."""
+"""Why a job in state STARTING does not run yet, and what to do. The codes are WaitingCodes of the backend, and
+`dispatch.COPYING` before the run is submitted. `_free_machines_sentence` has those about free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
         "The cluster is not responding. The run starts when the cluster responds again."
@@ -313,7 +314,7 @@ def _too_many_processes_sentence(data: Mapping[str, Any]) -> str:
 
 
 def _disk_full_sentence(data: Mapping[str, Any]) -> str:
-    if "free_mib" in data:  # set by the local backend only, if something else has filled the disk
+    if "free_mib" in data:  # set only if something else has filled the disk, which is a fault of the platform
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
         return _("The run exceeded its disk limit.")
@@ -531,7 +532,10 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
 
 
 def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
-    """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below."""
+    """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below.
+
+    `kind` does not tell a retry or an end from other changes of state, so `data` decides about these two.
+    """
     if kind == "settled":
         return _("Charged %(amount)s. The rest of the hold was released.") % {
             "amount": money(int(data["total_minor"]), str(data["currency"]))

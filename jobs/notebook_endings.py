@@ -1,8 +1,8 @@
 """Tell members that a notebook is about to reach its time limit, so that they save their work or extend it.
 
-A time limit is announced once. It is identified by the attempt's number and the job's `deadline_seconds`: an extension
-or another attempt has a new one. The notification and its check are written under the job's lock, which extensions take
-too.
+A time limit is announced once. The attempt's number and the job's `deadline_seconds` identify it, so the limit of an
+extension or of another attempt is announced again. The check for an earlier notification and the new one are under the
+job's lock, which extensions take too.
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ def announce_and_mail() -> None:
 
 
 def announce(now: datetime | None = None) -> int:
-    """Write the notifications that are due and return their number. Safe to repeat. `now`: by default, the time."""
+    """Write the notifications due at `now` (default: the current time); return their number. Safe to repeat."""
     now = now or timezone.now()
     running = Job.objects.filter(builtin_script=NOTEBOOK_SCRIPT, state=JobState.RUNNING)
     return sum(_announce(job.pk, now) for job in running if _is_due(job, now))
 
 
 def send_due() -> int:
-    """Send the emails that are due and return their number. Safe to repeat."""
+    """Send the emails that are due and return their number. Safe to repeat.
+
+    `deliver` marks each notification as mailed, also one without recipients, so none is considered twice.
+    """
     due = Notification.objects.filter(mailed_at=None, kind=KIND).select_related("user")
     return sum(
         deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), _recipients(each)) for each in due
@@ -59,7 +62,7 @@ def _is_due(job: Job, now: datetime) -> bool:
 
 
 def _announce(job_pk: int, now: datetime) -> bool:
-    """Write the notification about the job's time limit; return whether it was necessary and the first one."""
+    """Write the notification about the job's time limit. Return False if it is no longer due, or exists already."""
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("order").get(pk=job_pk)
         limit = notebooks.time_limit(job)

@@ -306,7 +306,7 @@ def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
     The run's code can put anything in the place of a path, so `console.serving.notebooks` checks what it opens. A
-    tunnel waits for a JupyterLab that starts.
+    tunnel waits for a JupyterLab that starts, but not for the node, so it is returned only while the node runs.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:

@@ -316,7 +316,7 @@ def write_order(
     With `requirements`, the job waits until their packages are installed. With `parent`, the hold of a sweep, the
     ceiling is taken out of that hold instead of the wallet.
 
-    Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded; with a parent HoldUsedUp.
+    Raises QuotaExceeded, ChoiceUnavailable, InsufficientFunds, BudgetExceeded, and with a `parent` HoldUsedUp.
     """
     organization = membership.organization
     cluster_name = resolve_cluster_name(columns["node_spec"].cluster)
@@ -414,7 +414,7 @@ def refusal(quote: Quote, buyer: User | None) -> str:
 def storage_refusal(organization: Organization) -> str:
     """Return why no run can store results; empty if at least 1 MiB of the storage quota is left.
 
-    A run's limit (`RunSpec.storage_left_mib`) is in MiB, so less than that is nothing.
+    A run gets its limit in whole MiB (`RunSpec.storage_left_mib`), so with less than 1 MiB left it could write nothing.
     """
     if storage.quota_left(organization) >> 20:
         return ""
@@ -427,8 +427,9 @@ def storage_refusal(organization: Organization) -> str:
 def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], models: Sequence[ModelVersion]) -> None:
     """Check that workspace, datasets and models still exist. Raises ChoiceUnavailable.
 
-    The caller has locked the organization's quota, and so does each deletion in the organization. None can come between
-    this check and the new job. Versions of datasets are locked too, because another organization may own them.
+    The caller has locked the organization's quota. Each deletion in the organization locks it too, so no deletion can
+    come between this check and the new job. Versions of datasets are locked too, because another organization may own
+    them.
     """
     keys = [version.pk for version in versions]
     existing = storage.lock_versions(keys) if keys else 0

@@ -79,7 +79,7 @@ def add_epoch(state: EpochState | None, epoch: float) -> EpochState:
 def count_finished_epochs(state: EpochState | None) -> int:
     """Return how many epochs are certainly finished: those before the largest that was reported.
 
-    A script that has not reported epoch 0 is assumed to count from 1.
+    A script that has not reported epoch 0 is assumed to count from 1, unless it reports fractions of an epoch.
     """
     if state is None:
         return 0

@@ -63,7 +63,7 @@ class Subscriber:
         return {int(name) for name in names if name.isdecimal()}
 
     def _close(self) -> None:
-        with contextlib.suppress(redis.RedisError, OSError):
+        with contextlib.suppress(redis.RedisError, OSError):  # the connection may be broken, which is why it is closed
             self._subscription.close()
         self._client.close()
 

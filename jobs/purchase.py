@@ -431,7 +431,8 @@ class _PlacementSerializer(FormSerializer):
 
         A stored purchase also has the pinned versions, in the same order.
         """
-        # The ids from the field `dataset_versions`, which is read first. There must be no more of them than choices.
+        # The ids from the field `dataset_versions`, which is read first. Surplus ids are cut off, because `zip_longest`
+        # would pair them with no choice.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
         # What this method returns replaces the pinned ids under `dataset_versions`, the source of this field. The
         # choices themselves are needed too.

@@ -65,7 +65,7 @@ def stop(*, job_pk: int) -> None:
     attempt = Attempt.objects.filter(must_stop, job_id=job_pk, finished_at=None).last()
     if attempt:
         try:
-            # Not `stop_run`, which would describe the run once more.
+            # Not `stop_run`, which would describe the run too, as `reconcile_job` does below.
             cluster(attempt.backend).stop(attempt.run_name, GRACE_SECONDS)
         except BackendUnavailable:
             return  # the next reconciliation asks again
@@ -90,7 +90,7 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
     try:
         status = cluster(attempt.backend).describe(attempt.run_name)
     except BackendUnavailable:
-        return
+        return  # nothing is known about the run; the next reconciliation asks again
     except RunNotFound:
         _end_vanished(attempt)
         return
@@ -147,7 +147,7 @@ def _open_attempts() -> QuerySet[Attempt]:
 
 
 def _open_attempt(run_name: str) -> Attempt | None:
-    """Return the open attempt with this run name; None for other names: installations may share a cluster."""
+    """Return the open attempt with this run name; None for the name of a run that belongs to no job."""
     parts = RUN_NAME.fullmatch(run_name)
     return _open_attempts().filter(job_id=int(parts[1]), number=int(parts[2])).first() if parts else None
 
@@ -158,7 +158,7 @@ def _open_attempt(run_name: str) -> Attempt | None:
 def _reconcile_cluster(cluster_name: str) -> None:
     """Update the jobs of a cluster, make a scheduling pass, clean up its runs, and report its capacity."""
     started = time.monotonic()
-    with contextlib.suppress(BackendUnavailable):
+    with contextlib.suppress(BackendUnavailable):  # then `_stop_unwanted_runs` stores that it does not answer
         circuit_breaker.close_if_reachable(cluster_name, cluster(cluster_name))
     attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at=None, job__state__in=ACTIVE)
     jobs = list(attempts.values_list("job", "job__state"))
@@ -210,8 +210,9 @@ def _clean_up_runs(cluster_name: str) -> None:
 def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
     """Return the names of a cluster's runs, each with its attempt; None if no attempt on this cluster has that name.
 
-    `live`: only runs that have not ended. A run is left out if its attempt names a cluster that is no longer in the
-    settings. That may be an old name of this cluster, so the run must not be deleted as unknown.
+    Only runs of jobs; others install packages or check the cluster. `live`: only runs that have not ended. A run is
+    left out if its attempt names a cluster that is no longer in the settings. That may be an old name of this cluster,
+    so the run must not be deleted as unknown.
     """
     names = [run_name for run_name in cluster(cluster_name).names(live=live) if run_name.startswith("job-")]
     attempts = {attempt.run_name: attempt for attempt in _attempts_of(names)} if names else {}

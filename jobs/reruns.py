@@ -187,7 +187,10 @@ def _image_change(job: Job) -> str:
 
 
 def _price_change(job: Job) -> str:
-    """Return the price of a node-hour now if it differs from that of the job; empty if it is the same or unknown."""
+    """Return a sentence about the price of a node-hour; empty if the quote's price book still applies, or none does.
+
+    If the price did not change, or either is unknown, the sentence only names the new price book.
+    """
     quote = job.order.quote
     try:
         book = current_book(currency=quote.currency)

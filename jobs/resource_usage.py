@@ -57,8 +57,8 @@ class RankUse:
     """The usage and the steps of one rank. Recent values are those of the last RECENT_SECONDS.
 
     `cpu` is the recent mean in cores, where samples without the rank count as zero. `memory` is the recent maximum in
-    bytes. `steps` and `step_seconds` are sums over the attempt; `comm_seconds` is the part of `step_seconds` that the
-    rank waited for others, None if unknown.
+    bytes. `steps` and `step_seconds` are sums over the parsed samples, which are not all samples of a long attempt (see
+    MAX_SAMPLES). `comm_seconds` is the part of `step_seconds` that the rank waited for others, None if unknown.
     """
 
     rank: int
@@ -281,7 +281,7 @@ def _dataset_versions(job: Job) -> set[int]:
 
 
 def _throughput(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
-    """Return training samples per second of all ranks together, during steps."""
+    """Return the training examples that all ranks together process per second of their steps, each a batch."""
     steps, seconds = sum(each.steps for each in ranks), sum(each.step_seconds for each in ranks)
     return nodes * job.workers_per_node * job.batch_size * steps / seconds if steps and seconds > 0 else None
 

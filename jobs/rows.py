@@ -76,7 +76,7 @@ class Row:
 
 
 def row(job: Any, waiting_for: str = "") -> Row:
-    """Return a row; `job` comes from `queryset`."""
+    """Return a row; `job` comes from a queryset of `annotated`."""
     return Row(
         job=job,
         number=job.pk,

@@ -45,8 +45,8 @@ def mounted_models(job: Job) -> list[ModelVersion]:
 def run_spec(attempt: Attempt) -> RunSpec:
     """Return the attempt's spec without the values that only a submission needs: see `launch_spec`.
 
-    Every call returns the same spec, so that a repeated submission adopts the run. Only the deadline of a running
-    notebook changes, when the notebook is extended.
+    A submission may be repeated, so repeated calls describe the same run. Only the deadline of a running notebook
+    changes, when the notebook is extended.
     """
     job, nodes = attempt.job, attempt.granted_nodes
     versions, models = mounted_versions(job), mounted_models(job)
@@ -109,6 +109,7 @@ def launch_spec(attempt: Attempt) -> RunSpec:
     snapshots.restore(job)
     return replace(
         run_spec(attempt),
+        # None means no limit by the quota: a check runs the platform's own script, which writes little.
         storage_left_mib=None if job.is_check else storage.quota_left(job.organization) >> 20,
         pull_secret=pull_secret(organization=job.organization, image=job.image),
         secrets=_secrets(job),

@@ -127,7 +127,8 @@ class SchedulingPass:
     def _first_overdue_position(self, after: Position | None) -> Position | None:
         """Return the position of the first job that has waited for capacity for longer than BACKFILL_LIMIT.
 
-        Jobs for which the quota has no room do not count, nor do jobs that even the empty cluster could not run.
+        Jobs for which the quota has no room do not count, nor do jobs that even the empty cluster could not run. The
+        filter excludes only the quotas that were read so far, so each loaded job is checked again.
         """
         too_large = [
             Q(node_spec=pk, least__gt=free, least__lte=most)
@@ -181,6 +182,7 @@ def capacity_without(capacity: Capacity, resources: Resources, nodes: int, kind:
     """
     machines = []
     for machine in capacity.machines:
+        # Without `elastic`: only what this machine has, not the machines that the cluster would add.
         placed_nodes = min(nodes, replace(capacity, machines=(machine,), elastic=False).nodes_now(resources, kind))
         nodes -= placed_nodes
         free = machine.free

@@ -112,7 +112,7 @@ def job_for(organization: Organization, pk: int) -> Job:
 def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs with their related rows, without annotations.
 
-    Jobs from `organization.jobs` have this `organization` itself. Each join less shortens PostgreSQL's planning.
+    `organization.jobs` sets `job.organization` without a join. Joins that are left out shorten PostgreSQL's planning.
     """
     return organization.jobs.select_related(
         "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec__capacity_snapshot",
@@ -121,7 +121,7 @@ def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
 
 
 def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
-    """Return the latest ended trainings whose files are still kept, newest first, with their ids and names."""
+    """Return the ended trainings among the latest `limit` jobs with kept files, newest first, with ids and names."""
     allocations = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")
     with_files = [row.job_pk for row in allocations.only("kind", "key")[:limit]]
     jobs = Job.objects.filter(organization=organization, pk__in=with_files)

@@ -94,8 +94,8 @@ BILLED: frozenset[EndReason] = frozenset(
         EndReason.TIME_LIMIT,
     }
 )
-"""Reasons after which the customer pays for the time used, after a hang up to the last sign of progress. The run is
-free for all other reasons."""
+"""Reasons after which the customer pays for the time used; for a hang, for the time before its last sign of progress.
+The run is free for all other reasons."""
 
 PLATFORM_FAULTS: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReason.PACKAGES_FAILED}
 """Reasons that the platform is responsible for. The attempt is free, and is retried for free. PACKAGES_FAILED is

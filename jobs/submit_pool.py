@@ -46,16 +46,19 @@ class SubmitPool:
     def __enter__(self) -> SubmitPool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for _thread in self._threads:
             self._queue.put(None)  # ends one thread
         for thread in self._threads:
             thread.join()
 
     def add(self, attempt: Attempt) -> bool:
-        """Submit the attempt as soon as a thread is free. Return False if it or an earlier attempt failed.
+        """Submit the attempt as soon as a thread is free. Return False if an attempt is known to have failed.
 
-        After an earlier failure, also wait until nothing is pending.
+        With threads, True only means that no failure is known yet: this attempt may still be pending. After an earlier
+        failure, also wait until nothing is pending.
         """
         if self._max_concurrent == 1:
             return self._try_submit(attempt)

@@ -63,7 +63,7 @@ def complete_closures() -> None:
 
 @shared_task
 def mail_run_ends() -> None:
-    """Mail the ends of runs."""
+    """Mail the ends of runs and sweeps to the members who ordered them."""
     run_mails.send_due()
 
 

@@ -26,7 +26,10 @@ _MAX_NAME_LENGTH = 60
 
 
 def tools_folder() -> Path:
-    """Return the folder in which the process that owns the tools has its socket and its sessions."""
+    """Return the folder in which the process that owns the tools has its socket and its sessions.
+
+    If PostgreSQL and Redis are embedded, their sockets are there too.
+    """
     folder: Path = settings.EMBEDDED.socket_dir
     return folder
 
@@ -37,7 +40,7 @@ def url_path(key: str) -> str:
 
 
 def is_available() -> bool:
-    """Whether the process that starts TensorBoard (`manage.py run_tools`) runs."""
+    """Whether the process that starts TensorBoard (`manage.py run_tools`) runs. True also while it restarts."""
     return control.has_owner(tools_folder())
 
 

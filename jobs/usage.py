@@ -74,7 +74,8 @@ def left_seconds(job: Job, attempts: Iterable[Attempt], *, nodes: int, longest_s
     """Return how many seconds another attempt on `nodes` nodes may run, so that the job stays under its ceiling.
 
     On fewer nodes, where a second costs less, it may run longer than the deadline. But the billed time of all attempts
-    together is at most `longest_seconds`, or the deadline if that is longer. Free attempts do not count.
+    together is at most `longest_seconds` (see `lifecycle.longest_seconds`), or the deadline if that is longer. Free
+    attempts do not count.
     """
     ended_attempts = [each for each in attempts if each.finished_at]
     # `billable_seconds` needs a time for running attempts. There are none among these, so any time will do.
@@ -160,7 +161,8 @@ def _free_part(attempt: Attempt, started_at: datetime, ended_at: datetime) -> li
     elif attempt.reason and EndReason(attempt.reason) not in BILLED:
         rule, began_at = "platform_fault", started_at
     else:
-        # The later of the two, because a cancel may precede the start.
+        # The attempt is billed, so only the time after a cancel can be free. The later of the two, because a cancel may
+        # precede the start.
         rule, began_at = "after_cancel", max(_billed_until(attempt, ended_at), started_at)
     line = charges.free_line(
         rule=rule,

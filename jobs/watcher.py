@@ -73,7 +73,10 @@ class ClusterFollower:
             failures += 1
 
     def follow_once(self) -> None:
-        """Follow the cluster until the connection breaks or the watcher stops. Raises the cluster's errors."""
+        """Follow the cluster until the connection breaks or the watcher stops. Raises the cluster's errors.
+
+        First log what the cluster cannot isolate or limit, to remind the operator of it at each connection.
+        """
         for gap in cluster(self.name).isolation_gaps():
             logger.warning("Isolation: %s (cluster %s)", gap, self.name)
         for changed in cluster(self.name).changes():

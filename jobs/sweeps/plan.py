@@ -212,7 +212,7 @@ class PlanSerializer(_TrialsSerializer):
     )
 
     def validate_method(self, method: Method) -> Method:
-        """Check that a grid has choices or steps for each parameter."""
+        """Check that a grid has choices or steps for each parameter, and that the method can search against cost."""
         if method is Method.GRID and "space" in self.valid_values:
             try:
                 spaces.grid(spaces.parse(self.valid_values["space"]))

@@ -82,9 +82,8 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     if extension["trials"] < 1:
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
     base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
-    parse(
-        organization=organization, data=base, keeps_versions=True
-    )  # a dataset, for example, may have been deleted since
+    # Only for its errors: a dataset, for example, may have been deleted since the first sweep.
+    parse(organization=organization, data=base, keeps_versions=True)
     return _make_quote(
         membership=membership,
         base=base,
@@ -138,8 +137,8 @@ def _without_empty(data: Mapping[str, Any]) -> dict[str, Any]:
 def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = "") -> Sweep:
     """Buy a sweep's quote: hold its ceiling and order its first trials. A repeated key returns the same sweep.
 
-    Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, InvalidInput (`quote` is of a run),
-    ChoiceUnavailable, InsufficientFunds, BudgetExceeded.
+    Raises ServiceInactive, QuoteExpired, QuoteBought, IdempotencyConflict, ChoiceUnavailable, InsufficientFunds,
+    BudgetExceeded, and InvalidInput if the quote is not one of a sweep.
     """
     organization = membership.organization
     key = idempotency_key or f"quote:{quote.pk}"

@@ -67,7 +67,7 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, str(EXAMPLES / "make_digits.py"), str(archive)], check=True)
-    call_command("publish_digits", archive=archive)
+    call_command("publish_digits", archive=archive)  # for the examples; this customer uploads a copy of its own below
     customer.activate()
     customer.top_up()
     customer.upload_data(archive)
