@@ -298,6 +298,7 @@ def _innermost_frame(text: str) -> str:
 
 
 def _environment(job: Job) -> dict[str, str]:
+    """Return the environment variables of rank 0; none after an error, so that the tab still shows its other parts."""
     try:
         return selectors.environment(job)
     except CustomerError:

@@ -315,7 +315,10 @@ def training_order(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.RUN)
 def training_free_estimate(request: MemberRequest) -> HttpResponse:
-    """Start a free estimate: at most a minute on one node. The next quote then has a measured estimate."""
+    """Start a free estimate: at most a minute on one node. The next quote then has a measured estimate.
+
+    The idempotency key contains the quote, so a second click starts no second run.
+    """
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
         order = free_estimates.order_free_estimate(
