@@ -262,7 +262,7 @@ def training_quote(request: MemberRequest) -> HttpResponse:
     except CustomerError as error:
         return _quote_errors(request, error, limit_errors)
     if limit_errors:
-        return _quote_errors(request, CustomerError(fields=limit_errors), {})
+        return _quote_errors(request, CustomerError(), limit_errors)
     return _quote_card(request, quote)
 
 
