@@ -251,7 +251,7 @@ def admit(request: HttpRequest) -> HttpResponse:
         response.set_cookie(
             COOKIE,
             _seal(notebook_request.job_id, session_key, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
-            secure=COOKIE.startswith("__Host-"),
+            secure=COOKIE.startswith("__Host-"),  # it has this prefix if the console is served over HTTPS
             httponly=True,
             samesite="Lax",
         )
