@@ -163,7 +163,7 @@ def _guide(page: str) -> Guide:
     tokens = markdown.parse((settings.BASE_DIR / "docs" / f"{page}.md").read_text())
     tokens = _without_column(_without_contents(_without_title(tokens)), INTERNAL_COLUMN)
     anchors: dict[str, int] = {}
-    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):  # a heading's text follows its opening
         if token.type == "heading_open" and following is not None:
             token.attrSet("id", _anchor(_plain(following), anchors))
         elif token.type == "table_open":

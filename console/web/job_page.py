@@ -112,7 +112,7 @@ def _shared_context(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "summary": summary,
-        "quote": notebooks.current_quote(job),
+        "quote": notebooks.current_quote(job),  # by which it is charged: a notebook's last extension has its own
         "files_end": _deletion_time(job),
         "keep_days": results.DEFAULT_RETENTION.days,
     }
