@@ -178,9 +178,9 @@ def _update_sums() -> dict[str, Any]:
     """Return the cached sums plus the events since then, and cache the result. Without Redis, sum from the first event.
 
     In the result, `times` has a histogram `[counts by bucket, total seconds]` by "<state> <next state>" or "dispatch";
-    `ends` has the number of ended attempts by "<reason> <retried: yes or no>"; `after` is the id of the last summed
-    event; `behind` is 1 if there are more events to sum. Two processes that do this at once both compute correct sums,
-    so it does not matter which writes last.
+    `ends` has the number of ended attempts by "<reason> <retried: yes or no>", and counts a job that ended in the queue
+    too; `after` is the id of the last summed event; `behind` is 1 if there are more events to sum. Two processes that
+    do this at once both compute correct sums, so it does not matter which writes last.
     """
     key = redis_client.key("figures")  # an old name of the sums; during an upgrade two versions read this key
     try:
