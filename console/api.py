@@ -176,6 +176,7 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBa
 def server_error(request: HttpRequest) -> HttpResponseBase:
     """Django's handler500. Django has logged the error. The status is 503 if the database is unavailable."""
     if _is_database_unavailable(sys.exception()):
+        # `render` gets no request: with one, the context processors would read the database.
         response = _error_response(
             request, 503, "database_unavailable", DATABASE_UNAVAILABLE,
             lambda: render(None, "503.html", status=503),

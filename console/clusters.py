@@ -60,23 +60,23 @@ def _parse_cluster(name: str, value: object) -> Config:
     if len(name) > MAX_NAME_LENGTH:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
     # Before there were Slurm clusters, a cluster that was not local needed no `backend`.
-    kind = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES
-    if kind == LOCAL and isinstance(value, Mapping):
+    backend = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES
+    if backend == LOCAL and isinstance(value, Mapping):
         if unknown := sorted(set(value) - {"backend"}):
             raise ImproperlyConfigured(
                 f"TRAINYARD_CLUSTERS: the local cluster '{name}' has the unknown key '{unknown[0]}'. Set its resources "
                 "with LOCAL_CPUS, LOCAL_MEMORY_MIB and the other LOCAL_* settings."
             )
         return None
-    # A tuple, because `kind` may be a list, for which a set raises TypeError.
-    if kind not in (KUBERNETES, SLURM):
+    # A tuple, because `backend` may be a list, for which a set raises TypeError.
+    if backend not in (KUBERNETES, SLURM):
         raise ImproperlyConfigured(
-            f"TRAINYARD_CLUSTERS: the cluster '{name}' has the unknown backend '{kind}'. Choose kubernetes, local or "
-            "slurm."
+            f"TRAINYARD_CLUSTERS: the cluster '{name}' has the unknown backend '{backend}'. Choose kubernetes, local "
+            "or slurm."
         )
     try:
         # `from_data` checks that the value is an object.
-        if kind == SLURM:
+        if backend == SLURM:
             return SlurmConfig.from_data(name, value)  # type: ignore[arg-type]
         return ClusterConfig.from_data(name, value)  # type: ignore[arg-type]
     except ValueError as error:

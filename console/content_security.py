@@ -18,6 +18,7 @@ class PolicyMiddleware(CSPMiddleware):
     ) -> PolicyParts:
         """Return the parts of a response's policy (the method of django-csp that subclasses override)."""
         parts = super().get_policy_parts(request, response, report_only)
+        # django-csp adds the sources of `update` to those that the directives have.
         if request.resolver_match and "admin" in request.resolver_match.namespaces:
             parts.update = settings.ADMIN_POLICY_UPDATE
         elif target := getattr(request, FORM_TARGET, ""):

@@ -16,9 +16,9 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 def parse(text: str | None, *, console_url: str) -> str:
     """Return the URL without a trailing slash; empty if there are no notebooks. Raises ImproperlyConfigured.
 
-    `text` is None if the setting is missing. Then a console on this machine uses `localhost`, because browsers resolve
-    every name below it to this machine. Another console then has no notebooks, because they need DNS names and a
-    certificate.
+    `text` is None if the setting is missing. If the console's own URL then names this machine, notebooks are below
+    `localhost`, because browsers resolve every name below it to this machine. With any other URL there are none,
+    because they would need DNS names and a certificate.
     """
     console = urlsplit(console_url)
     if text is None:

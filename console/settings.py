@@ -117,8 +117,8 @@ INSTALLED_APPS = [
     "storage",
     "jobs",
 ]
-# RequestMiddleware must be the first: it answers probes, and the id that it gives a request must be in all log lines.
-# Static files come before the session, which they do not need. The last three need the user.
+# RequestMiddleware must be the first: it answers health checks, and the id that it gives a request must be in all log
+# lines. Static files come before the session, which they do not need. The last three need the user.
 MIDDLEWARE = [
     "console.monitoring.middleware.RequestMiddleware",
     "django.middleware.security.SecurityMiddleware",
@@ -263,7 +263,7 @@ ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "mandatory" if env.st
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
-# `AccountAdapter` also counts failed log-ins by account and address.
+# `AccountAdapter` also counts failed log-ins by account and IP address.
 ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key", "saml_response": "120/m/ip"}
 MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
@@ -335,6 +335,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": True,
+    # The schema's names of enums for which drf-spectacular cannot derive a unique name from the field.
     "ENUM_NAME_OVERRIDES": {
         "InvoiceKindEnum": "billing.models.Invoice.Kinds",
         "EntryKindEnum": ["file", "folder", "link", "other"],

@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
-"""These are fields of the objects in OIDC_PROVIDERS and SAML_PROVIDERS."""
+"""The fields of the objects in OIDC_PROVIDERS, then those in SAML_PROVIDERS: required and optional ones."""
 SAML_MODULE = "onelogin.saml2.auth"
 """A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
@@ -41,7 +41,7 @@ choose."""
 MAX_ENTITY_ID_LENGTH = 200
 """The length of the column `provider` of allauth's accounts, which stores the entity ID."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-"""The hosts on which a provider may be reached by http, for tests and trials."""
+"""The hosts for which http:// is allowed, for tests and trials: in providers' URLs, and in redirect URIs of clients."""
 
 MIN_KEY_BITS = 2048
 """The shortest RSA key for signing ID tokens that RFC 7518 allows."""

@@ -215,7 +215,7 @@ def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]
 
 @admin.register(Membership)
 class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
-    """Memberships. Roles are changed by actions."""
+    """Memberships. Roles are changed by actions, which need the permission `act` (`ReadOnly.has_act_permission`)."""
 
     list_display = ("user", "organization", "role", "created_at")
     list_filter = ("role",)

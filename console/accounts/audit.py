@@ -21,7 +21,7 @@ from console.observability import context
 
 
 def record_for_person(*, user: User, action: str, target: str = "", address: str | None = None) -> None:
-    """Write an entry for each organization of the person, or one without an organization.
+    """Write an entry for each organization of the person. If there is none, write one entry of no organization.
 
     `address` is the IP address from which the person acted; None: that of the current request.
     """

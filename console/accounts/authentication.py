@@ -44,6 +44,7 @@ class TokenAuthentication(BaseAuthentication):
             raise AuthenticationFailed(_("The token must not contain spaces: Authorization: Token ty_..."))
         valid = selectors.valid_tokens().filter(membership__in=selectors.usable_memberships())
         related = valid.select_related("membership__user", "membership__organization__quota")
+        # latin-1 decodes every byte, so a header with any bytes is an unknown token and no error of the server.
         token = related.filter(digest=token_digest(parts[1].decode("latin-1"))).first()
         if token is None:
             raise AuthenticationFailed(

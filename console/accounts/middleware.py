@@ -54,6 +54,7 @@ class TimeZoneMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Pass the request on in the reader's time zone."""
         browser_zone = unquote(request.COOKIES.get(zones.COOKIE, ""))
+        # `request.user` reads the session. Without the cookie nobody is logged in, so it is not read.
         has_session = settings.SESSION_COOKIE_NAME in request.COOKIES and request.path_info not in MONITORING_PATHS
         user = request.user if has_session else None
         if not isinstance(user, User) or not user.is_authenticated:

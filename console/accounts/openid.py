@@ -35,8 +35,8 @@ SCOPES = {
 }
 """All scopes, with what the consent page says about each."""
 GRANT_TYPES = (Client.GrantType.AUTHORIZATION_CODE, Client.GrantType.REFRESH_TOKEN)
-"""The grant types of every client. Two others are off: device codes need no browser, and client credentials no person.
-"""
+"""The grant types of every client. Two others of allauth's are off: device codes, for devices without a browser, and
+client credentials, for access without a person."""
 
 
 class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publishes no types

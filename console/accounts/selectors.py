@@ -110,7 +110,7 @@ def filtered_audit_events(
         events = events.filter(address=address)
     if since:
         events = events.filter(created_at__gte=timezone.make_aware(datetime.combine(since, time.min)))
-    if until and until < date.max:
+    if until and until < date.max:  # `date.max` has no next day, and excludes no event
         events = events.filter(
             created_at__lt=timezone.make_aware(datetime.combine(until + timedelta(days=1), time.min))
         )

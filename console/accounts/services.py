@@ -444,6 +444,7 @@ def lock(organization: Organization) -> None:
 
 def _require_another_owner(membership: Membership) -> None:
     """Raise LastOwner if the organization of this owner has no other owner who can log in."""
+    # `owners_count` counts this owner only if the user is active.
     others_count = selectors.owners_count(organization=membership.organization) - membership.user.is_active
     if others_count < 1:
         raise LastOwner

@@ -43,7 +43,10 @@ class SingleSignOnForm(_DomainRule, SocialSignupForm):  # type: ignore[misc]  # 
 
 
 class AccountForm(_DomainRule, SignupForm):  # type: ignore[misc]  # as above
-    """allauth's form. With `?invitation=<token>` the address is fixed and signing up accepts the invitation."""
+    """allauth's form. With `?invitation=<token>` the address is fixed and signing up accepts the invitation.
+
+    There is no captcha then, because the token comes from an email to this address.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

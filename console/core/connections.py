@@ -36,6 +36,7 @@ class _Connection(http.client.HTTPConnection):
     timeout: float
 
     def __init__(self, host: str, port: int, *, addresses: Sequence[str], tls: ssl.SSLContext | None) -> None:
+        # http.client leaves this port out of the header Host, as servers expect it.
         self.default_port = http.client.HTTPS_PORT if tls else http.client.HTTP_PORT
         super().__init__(host, port, timeout=TIMEOUT_SECONDS)
         self._addresses, self._tls = addresses, tls
@@ -79,7 +80,7 @@ def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterat
     open_socket = connection.sock  # http.client sets `connection.sock` to None before the response's body is read
 
     def shut_down() -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # it has already ended
             open_socket.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(seconds, shut_down)

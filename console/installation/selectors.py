@@ -16,6 +16,7 @@ from django.utils import timezone
 from console.installation.models import DEFAULT_NAME, Brand, LegalText, Notice
 
 CACHE_KEY = "installation"
+"""The key in the cache `template_fragments`, which is in the memory of each process; the default cache is in Redis."""
 CACHE_SECONDS = 20
 """How long a process caches the installation. Every process shows a change made in /admin/ after this time, which is
 short enough for an operator who checks the result."""
@@ -47,7 +48,7 @@ class Installation:
     has_privacy: bool = False
     """Whether the operator has published a privacy policy."""
     all_notices: tuple[ShownNotice, ...] = ()
-    """The notices whose time has not ended when they were read; some may begin later."""
+    """The notices that had not ended when they were read; some may begin later."""
 
     @property
     def notices(self) -> list[ShownNotice]:

@@ -70,13 +70,15 @@ UNION ALL
 SELECT 'quarantined', count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float
 FROM billing_stripeevent WHERE state = 'quarantined'
 """
-"""For each open state of payment events: their number, and the age of the oldest in seconds."""
+"""For each open state of payment events: their number, and the age of the oldest in seconds. Two queries, because a
+partial index has the states of the first, and another one that of the second."""
 LAG = """
 SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, statement_timestamp()) - received_at)), 0)::float
 FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
 WHERE received_at > statement_timestamp() - make_interval(secs => %s) AND state <> 'parked'
 """
-"""The longest time in seconds from the receipt of a recent payment event until it was applied, or until now."""
+"""The longest time in seconds from the receipt of a recent payment event until it was applied, ignored or quarantined
+(each sets `applied_at`), or until now."""
 EVENTS = """
 SELECT event.id, event.kind, COALESCE(event.data ->> 'reason', ''), before.kind,
        EXTRACT(EPOCH FROM event.created_at - before.created_at)::float,
@@ -176,9 +178,9 @@ def _update_sums() -> dict[str, Any]:
     """Return the cached sums plus the events since then, and cache the result. Without Redis, sum from the first event.
 
     In the result, `times` has a histogram `[counts by bucket, total seconds]` by "<state> <next state>" or "dispatch";
-    `ends` has the number of ended attempts by "<reason> <retried: yes or no>"; `after` is the id of the last summed
-    event; `behind` is 1 if there are more events to sum. Two processes that do this at once both compute correct sums,
-    so it does not matter which writes last.
+    `ends` has the number of ended attempts by "<reason> <retried: yes or no>", and counts a job that ended in the queue
+    too; `after` is the id of the last summed event; `behind` is 1 if there are more events to sum. Two processes that
+    do this at once both compute correct sums, so it does not matter which writes last.
     """
     key = redis_client.key("figures")  # an old name of the sums; during an upgrade two versions read this key
     try:

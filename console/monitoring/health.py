@@ -43,7 +43,7 @@ LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCH
 """The age at which the last heartbeat of a process means that it does not work. Beat sends one every five seconds, a
 worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
-"""How long the schema is assumed to stay up to date: the check loads every migration, and probes come often."""
+"""How long the schema is assumed to stay up to date: the check loads every migration, and `/readyz` is called often."""
 _migrated_at: dict[str, float] = {}
 """When the check last found the schema up to date, on the monotonic clock, by the alias of the database."""
 CHECK_NAMES: dict[str, Text] = {

@@ -1,7 +1,7 @@
-"""The first middleware. It gives each request an id, context fields and a span, counts it, and answers probes.
+"""The first middleware. It gives each request an id, context fields and a span, and counts it.
 
-It also hands streaming responses to the server (`_detach_stream`). The access log is written by `console.serving`,
-which knows when a response was sent completely.
+It answers health checks (MONITORING_VIEWS), and hands streaming responses to the server (`_detach_stream`). The access
+log is written by `console.serving`, which knows when a response was sent completely.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class RequestMiddleware:
         """Return the response. Requests to MONITORING_VIEWS skip the other middleware.
 
         Probes of Kubernetes and Prometheus use the address of a pod as Host header, which ALLOWED_HOSTS would refuse.
-        A request with a session does not skip it, so that `/readyz` can show details to staff.
+        A request with a session does not skip them, so that `/readyz` can show details to staff.
         """
         view = MONITORING_VIEWS.get(request.path_info)
         if view and settings.SESSION_COOKIE_NAME not in request.COOKIES:
@@ -109,7 +109,8 @@ def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -
 def _detach_stream(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     """Hand a streaming response to the server, and return a response with its status and headers, but no content.
 
-    The server sends the stream after Django is done with the request, so that a slow client holds no thread.
+    The server sends the stream after Django is done with the request, so that a slow client holds no thread. It finds
+    the stream in the request's `Exchange`. Another server, such as Django's test client, has none and gets `response`.
     """
     exchange = exchange_of(request)
     if exchange is None or not isinstance(response, StreamingHttpResponse):

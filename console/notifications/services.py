@@ -33,7 +33,8 @@ def publish(
 ) -> None:
     """Write a notification in the caller's transaction. Emails and webhooks are sent within seconds after its commit.
 
-    Pages show it to every member who may see the kind. `user` is who gets an email about the end of a run or sweep.
+    Pages show it to every member who may see the kind. `user` ordered the run, sweep or notebook that it is about, and
+    gets the email about it; other kinds have no `user`.
     """
     Notification.objects.create(
         organization_id=getattr(organization, "pk", organization),

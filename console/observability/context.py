@@ -27,6 +27,7 @@ VALID_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
 log."""
 
 _bound: ContextVar[dict[str, Value] | None] = ContextVar("bound", default=None)
+"""The fields of the innermost block of `bound`, with those of the blocks around it; None outside of any."""
 
 
 def request_id(proposed: str) -> str:

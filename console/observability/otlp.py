@@ -40,7 +40,7 @@ class _IdGenerator(RandomIdGenerator):
 
 
 def provider(endpoint: str) -> Provider:
-    """Return a provider that sends spans to `endpoint` in batches, in a thread. While it is away, spans are lost."""
+    """Return a provider whose thread sends spans to `endpoint` in batches. While `endpoint` is down, spans are lost."""
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "trainyard"}))

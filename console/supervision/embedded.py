@@ -158,7 +158,7 @@ class Embedded:
             self._run_postgres_tool(
                 "initdb", "-D", str(new_dir), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8"
             )
-            if self.data_dir.exists():
+            if self.data_dir.exists():  # without PG_VERSION, so PostgreSQL cannot use it; kept for the operator
                 self.data_dir.rename(self.var / f"postgres.broken.{os.getpid()}")
             new_dir.rename(self.data_dir)
         finally:

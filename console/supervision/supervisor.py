@@ -108,7 +108,9 @@ def programs() -> list[Program]:
         selected_programs.append(Program("tools", ("manage.py", "run_tools"), "TensorBoard", priority=35))
     if settings.EMBEDDED_DATABASE or settings.EMBEDDED_REDIS:
         # Starts a server again after it has died. `manage.py up` stops the servers, after all programs.
-        services = Program("services", ("-m", "console.supervision.services"), "embedded PostgreSQL and Redis", 10)
+        services = Program(
+            "services", ("-m", "console.supervision.services"), "embedded PostgreSQL and Redis", priority=10
+        )
         selected_programs.append(services)
     if settings.PAYMENTS_SANDBOX:
         sandbox = Program("sandbox", ("manage.py", "payments_sandbox"), "payments without Stripe", priority=35)

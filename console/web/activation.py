@@ -25,14 +25,14 @@ class TermsForm(forms.Form):
 
     accept_terms = forms.BooleanField(
         label=gettext_lazy("I have read these terms and accept them for my organization."),
-        required=False,  # the service, which the API calls too, refuses a missing consent
+        required=False,  # `jobs.activation`, which the API calls too, refuses a missing consent
     )
 
 
 @require_http_methods(["GET", "POST"])
 @member(Capability.VIEW)
 def activation(request: MemberRequest) -> HttpResponse:
-    """Show the terms and the state of the service. POST activates it; the service checks the role."""
+    """Show the terms, and whether the service is active. POST activates it; `jobs.activation` checks the role."""
     form = TermsForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
         try:

@@ -120,7 +120,7 @@ def describe(event: AuditEvent) -> str:
         return str(event)
     if event.action == "budget.changed" and event.data.get("member"):
         text = MEMBER_BUDGET
-    role = event.data.get("to", "")
+    role = event.data.get("to", "")  # the new role; other actions have another text there, such as a new name
     kind, _colon, number = event.target.partition(":")
     defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # if the event's data lacks them
     values: dict[str, Any] = defaults | event.data

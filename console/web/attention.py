@@ -52,6 +52,7 @@ class OverviewData:
     budgets: list[BudgetState]
     usage: Usage
     silent_clusters: list[str]
+    """The names of the clusters that do not respond."""
 
 
 def notices(data: OverviewData) -> list[Notice]:

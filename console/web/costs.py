@@ -114,7 +114,7 @@ def _with_byte_order_mark(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _spec_titles() -> dict[str, str]:
-    """Return a title for each node spec by its name. Specs with equal titles have their names in them."""
+    """Return each node spec's title by its name. If several specs share a title, each gets its name after the title."""
     titles = dict(NodeSpec.objects.values_list("name", "title"))
     counts = Counter(titles.values())
     return {name: f"{title} ({name})" if counts[title] > 1 else title for name, title in titles.items()}

@@ -320,5 +320,5 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
     } | (_imports_context(dataset) if is_own else {})
     response = render(request, "storage/dataset_detail.html", context)
     if code:
-        response["Cache-Control"] = "private, no-store"
+        response["Cache-Control"] = "private, no-store"  # with the code an organization can use the dataset
     return response

@@ -55,7 +55,7 @@ MAX_QUERY_LENGTH = 100
 EXCERPT_LENGTH = 180
 """How many characters of a section a search result shows."""
 INTERNAL_COLUMN = "tests"
-"""The heading of a table column that the files have for contributors, and that readers of the console are not shown."""
+"""The heading of table columns that are for contributors: the console leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _guide(page: str) -> Guide:
     tokens = markdown.parse((settings.BASE_DIR / "docs" / f"{page}.md").read_text())
     tokens = _without_column(_without_contents(_without_title(tokens)), INTERNAL_COLUMN)
     anchors: dict[str, int] = {}
-    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):  # a heading's text follows its opening
         if token.type == "heading_open" and following is not None:
             token.attrSet("id", _anchor(_plain(following), anchors))
         elif token.type == "table_open":
@@ -172,6 +172,7 @@ def _guide(page: str) -> Guide:
             if child.type == "link_open":
                 child.attrSet("href", _link_url(str(child.attrGet("href")), page))
     html = markdown.renderer.render(tokens, markdown.options, {})
+    # With `tabindex`, the keyboard can scroll a table or a code block that is wider than the page.
     html = html.replace("<table", '<div class="table-responsive" tabindex="0"><table').replace(
         "</table>", "</table></div>"
     )

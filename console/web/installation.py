@@ -1,6 +1,6 @@
 """Public views that serve the brand's style sheet and logo and the operator's legal texts.
 
-Also the variable `installation` of all templates.
+`context` provides the variable `installation` of all templates.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ CACHE_CONTROL = "public, max-age=31536000, immutable"
 """Browsers keep the brand's files for a year: the files get new URLs when the brand changes."""
 
 DARK_CARD = "#262626"
-"""The background of cards in the dark theme (Tabler's gray-800): the lightest one below text in the brand's colour."""
+"""The background of cards in the dark theme (Tabler's gray-800). No other background on which this theme shows text in
+the brand's colour is lighter, so text that is readable on it is readable on all."""
 TINT_SHARE = 0.12
 """The largest share of the brand's colour in a tinted background below text in that colour (in `trainyard.css`)."""
 HOVER_SHARE = 0.15
 """The share of black (light theme) or white (dark theme) in the colour of a button under the pointer.
-About as much as between our own two colours in the light theme (`trainyard.css`)."""
+Our own button in the light theme (`trainyard.css`) becomes about as much darker."""
 
 
 def context(_request: HttpRequest) -> dict[str, Any]:
@@ -97,6 +98,9 @@ def mix(color: str, other: str, share: float) -> str:
 
 
 def lighten(color: str) -> str:
-    """Return the colour with just enough white, in steps of 5 %, to be read on a dark card that it tints itself."""
+    """Return the colour with just enough white, in steps of 5 %, to be readable on a dark card.
+
+    The card's background may itself be tinted with the returned colour (TINT_SHARE).
+    """
     shades = (mix(color, "#ffffff", percent / 100) for percent in range(0, 101, 5))
     return next(shade for shade in shades if contrast(shade, mix(DARK_CARD, shade, TINT_SHARE)) >= MIN_CONTRAST)

@@ -73,9 +73,8 @@ def invoice_new(request: MemberRequest) -> HttpResponse:
 def invoice_detail(request: MemberRequest, pk: int) -> HttpResponse:
     """Show an invoice as a printable page."""
     invoice = invoices.invoice_for(request.membership.organization, pk)
-    return render(
-        request, "billing/invoice_detail.html", billing_invoice_pdf.context(invoice) | {"notes": invoice.notes.all()}
-    )
+    context = billing_invoice_pdf.context(invoice) | {"notes": invoice.notes.all()}  # its credit notes
+    return render(request, "billing/invoice_detail.html", context)
 
 
 @require_GET

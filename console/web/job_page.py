@@ -112,7 +112,7 @@ def _shared_context(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "summary": summary,
-        "quote": notebooks.current_quote(job),
+        "quote": notebooks.current_quote(job),  # by which it is charged: a notebook's last extension has its own
         "files_end": _deletion_time(job),
         "keep_days": results.DEFAULT_RETENTION.days,
     }
@@ -298,6 +298,7 @@ def _innermost_frame(text: str) -> str:
 
 
 def _environment(job: Job) -> dict[str, str]:
+    """Return the environment variables of rank 0; none after an error, so that the tab still shows its other parts."""
     try:
         return selectors.environment(job)
     except CustomerError:

@@ -43,7 +43,10 @@ def job_metrics(request: MemberRequest, pk: int) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def job_points(request: MemberRequest, pk: int) -> HttpResponse:
-    """List the points of a job's curves, the latest attempt and step first. `?curve=` selects one by its name."""
+    """List the points of a job's curves: the latest attempt first, then by curve, then the latest step first.
+
+    `?curve=` selects one curve by its name.
+    """
     job = selectors.job_for(request.membership.organization, pk)
     names = list(MetricPoint.objects.filter(job=job).order_by("name").values_list("name", flat=True).distinct())
     requested = request.GET.get("curve", "")
@@ -150,6 +153,7 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
     if curves.Spending(job, no_attempts, job.queued_at).is_free:
         return {}
     name = curve if curve in names else names[0]
+    # A value that was typed for another curve means nothing for this one.
     target, error = _parse_target(text if name == curve else "")
     compared_jobs = cost_analysis.comparable_jobs(job, MAX_COMPARED - 1)
     goal, costs = cost_analysis.costs_of_value(compared_jobs, name, target)

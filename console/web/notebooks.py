@@ -130,6 +130,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
         notebook = notebooks.notebook_for(organization, pk)
         values |= _form_values(notebook)
+        # The purchase names them as "name@version". The new notebook gets the latest versions, so none is pinned here.
         versions = dict.fromkeys(dataset.partition("@")[0] for dataset in notebook.order.quote.purchase["datasets"])
     elif (pk := parse_row_id(request.GET.get("job", ""))) is not None:
         inspected_job = selectors.job_for(organization, pk)
@@ -250,7 +251,7 @@ def admit(request: HttpRequest) -> HttpResponse:
         response.set_cookie(
             COOKIE,
             _seal(notebook_request.job_id, session_key, seconds=COOKIE_SECONDS, purpose=COOKIE_PURPOSE),
-            secure=COOKIE.startswith("__Host-"),
+            secure=COOKIE.startswith("__Host-"),  # it has this prefix if the console is served over HTTPS
             httponly=True,
             samesite="Lax",
         )
@@ -307,7 +308,7 @@ def _dataset_choices(organization: Organization, versions: Mapping[str, DatasetV
 
 
 def _values_to_inspect(job: Job) -> dict[str, object]:
-    """Return the values of the form's fields for a notebook that reads a job's files, beside its own."""
+    """Return the values of the form's fields for a notebook that reads a job's files in addition to its own."""
     attempt = job.attempts.last()
     try:
         inspection.find_job(organization=job.organization, pk=job.pk, cluster_name=attempt.backend if attempt else "")

@@ -1,5 +1,6 @@
-"""The page of a person's own log-in: password, second factors, sessions and other services.
+"""The page of a person's own log-in: password, second factors, sessions, and the access of other services.
 
+Other services are clients of the console's OpenID provider (`console.accounts.openid`).
 The forms of second factors are allauth's pages.
 """
 

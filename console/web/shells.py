@@ -57,6 +57,8 @@ def admit(request: HttpRequest) -> HttpResponse:
     The server asks this view before it opens a shell, again once the node has answered (`is_new`), and every few
     seconds while the shell is open. Last it reports the end. It passes its question in an `Exchange`. Only the server
     can put this object into a request, so a browser that calls this view gets 404.
+
+    The response has the status 403 if the person may not open shells, and 409 if the node can have none now.
     """
     exchange = exchange_of(request)
     shell_request = exchange.shell if exchange else None

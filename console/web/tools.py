@@ -45,7 +45,10 @@ def jobs_tensorboard(request: MemberRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @member(Capability.VIEW)
 def tool(request: MemberRequest, key: str, rest: str) -> HttpResponse:
-    """Forward the request to the tool of a session, if the session is the member's own."""
+    """Let the server forward the request to the TensorBoard with this key, if the member opened it.
+
+    The view writes the address into the request's `Exchange`, from which the server reads it.
+    """
     session = tensorboards.find_session(membership=request.membership, key=key)
     if session is None:
         raise NotFound(_("This TensorBoard has ended. Open it again from the page of the job."))

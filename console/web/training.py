@@ -262,7 +262,7 @@ def training_quote(request: MemberRequest) -> HttpResponse:
     except CustomerError as error:
         return _quote_errors(request, error, limit_errors)
     if limit_errors:
-        return _quote_errors(request, CustomerError(fields=limit_errors), {})
+        return _quote_errors(request, CustomerError(), limit_errors)
     return _quote_card(request, quote)
 
 
@@ -315,7 +315,10 @@ def training_order(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.RUN)
 def training_free_estimate(request: MemberRequest) -> HttpResponse:
-    """Start a free estimate: at most a minute on one node. The next quote then has a measured estimate."""
+    """Start a free estimate: at most a minute on one node. The next quote then has a measured estimate.
+
+    The idempotency key contains the quote, so a second click starts no second run.
+    """
     quote = quote_for(organization=request.membership.organization, quote_id=request.POST.get("quote", ""))
     try:
         order = free_estimates.order_free_estimate(

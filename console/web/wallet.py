@@ -151,6 +151,7 @@ def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
 
 def _titled_holds(organization: Organization) -> QuerySet[Hold]:
     """Return an organization's open holds, newest first, with what the wallet shows of their jobs and sweeps."""
+    # `open_holds` also loads account and quote, of which the wallet shows nothing.
     holds = selectors.open_holds(organization).select_related(None)
     return holds.select_related("order__job", "sweep").only(*HOLD_FIELDS)
 

@@ -182,7 +182,10 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
 @require_GET
 @member(Capability.VIEW)
 def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse:
-    """Open a file in the editor, or show why the editor cannot open it. `?new=1` opens a new file."""
+    """Open a file in the editor, or show why the editor cannot open it. `?new=1` opens a new file.
+
+    A notebook is shown with its cells and outputs; `?source=1` opens its text in the editor.
+    """
     workspace = _workspace(request, name)
     root = selectors.workspace_folder(workspace)
     mode = EDITOR_MODES.get(posixpath.splitext(path)[1].lower(), "")
@@ -198,7 +201,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
     try:
         file = files.read_versioned_text(root=root, path=path)
         if path.lower().endswith(".ipynb") and "source" not in request.GET:
-            with suppress(NotText):
+            with suppress(NotText):  # no notebook, or a too large one: open its text
                 return render(request, "storage/workspace_notebook.html", context | _notebook_context(root, path))
         context |= {"text": file.text, "version": file.version}
         context["entry"] = files.stat(root=root, path=path)
@@ -209,7 +212,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
         context |= {"text": "", "is_new": True}
     except NotText as error:
         context |= {"refusal": error.message, "entry": files.stat(root=root, path=path)}
-        with suppress(CustomerError):
+        with suppress(CustomerError):  # then the page shows only the refusal
             context |= _viewer_context(root, path)
     except WrongKind:
         return redirect("workspace_folder", name, path)

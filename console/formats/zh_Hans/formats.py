@@ -1,4 +1,4 @@
-"""Simplified Chinese. The one difference: a moment is written with the name of its time zone."""
+"""Simplified Chinese. The one difference from Django's formats: a time is written with the name of its zone."""
 
 DATETIME_FORMAT = "Y年n月j日 H:i T"
 SHORT_DATETIME_FORMAT = "Y年n月j日 H:i T"

@@ -424,10 +424,10 @@ def line_unit(line: Mapping[str, Any]) -> str:
 @register.filter
 def evidence_sentence(evidence: Mapping[str, Any]) -> str:
     """Return the sentence that says why a receipt line is free: the fault, with its attempt and time."""
-    fault = failure_sentence({"rank": None, **evidence})
+    fault = failure_sentence(evidence)
     return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
         "attempt": evidence.get("attempt", "1"),
-        "what": fault.rstrip(".。"),
+        "what": fault.rstrip(".。"),  # it becomes a part of this sentence
         "when": _format_time(as_datetime(evidence["at"]) or timezone.now()),
     }
 
