@@ -1,7 +1,7 @@
 """Limits of a supervised node: time, memory, processes and disk, and whether its launcher answers.
 
 This module only detects that a limit is exceeded: the supervisor calls it one to four times a second, and ends the
-node. `now` and other times are `time.monotonic()`. Standard library only: the supervisor imports this.
+node. `now` and other times are `time.monotonic()`. No third-party packages: the supervisor imports this.
 """
 
 from __future__ import annotations

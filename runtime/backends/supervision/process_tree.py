@@ -1,7 +1,7 @@
 """The process tree of one node: bubblewrap, and all processes in its sandbox.
 
 All of them end with the supervisor: the kernel kills the sandbox's first process (`--die-with-parent`), and then all
-others of its PID namespace. Standard library only: the supervisor imports this.
+others of its PID namespace. No third-party packages: the supervisor imports this.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It receives its plan when it starts, and needs no console after that. It enforces the deadline, the limits and the
 maximum sizes of logs, and writes the node's record. Backends ask it by files in the run's folder to end the run or to
-move the deadline. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
+move the deadline. If it dies, the kernel ends the sandbox. No third-party packages, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
