@@ -115,6 +115,7 @@ def is_silent(path: Path, record: dict[str, Any]) -> bool:
 
 def kill_silent(path: Path, record: dict[str, Any]) -> None:
     """Record that this node was silent, and kill its supervisor; the kernel then ends the node's processes."""
+    # Without this file the node counts as lost all the same, but nothing says that it was silent.
     with contextlib.suppress(OSError):
         os.close(os.open(path.with_suffix(".silent"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     pids.send(record["pid"], record["start_time"], signal.SIGKILL)

@@ -115,7 +115,10 @@ class ProcessTree:
                 send_signal(pid, signal.SIGKILL)
 
     def remove_cgroups(self) -> None:
-        """Remove the node's control groups and their list. Call this once none of its processes runs."""
+        """Remove the node's control groups and their list. Call this once none of its processes runs.
+
+        If a group cannot be removed, the list stays, since nothing else tells which groups are left.
+        """
         if cgroups.remove(self._cgroup_folders()):
             self._cgroups_file.unlink(missing_ok=True)
 
