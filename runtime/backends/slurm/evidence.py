@@ -1,8 +1,9 @@
 """Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
-After customer code has begun, only Slurm's report can make a run free of charge: a failed machine, a preemption, or an
-administrator's cancellation. If a supervisor ends without a last record and Slurm reports none of these, the run itself
-is held responsible. It may, for example, have used up the memory of its job.
+After customer code has begun, these facts make a run free of charge: Slurm reports a failed machine, a preemption, a
+requeue or an administrator's cancellation; Slurm no longer knows the job of a node without a last record; or a
+supervisor sends no heartbeat while Slurm reports that its job runs. If a supervisor ends without a last record and none
+of these holds, the run itself is held responsible. It may, for example, have used up the memory of its job.
 """
 
 from __future__ import annotations
