@@ -79,7 +79,7 @@ class ShellTunnels:
             record_key = self._runs.record_key(state)
         except ApiError as error:
             raise BackendUnavailable(str(error)) from error
-        # Without a key, the run's Secret is deleted, and so the run is being deleted.
+        # The key is empty if the Secret is deleted, which shows that the run is being deleted.
         if pod is None or pod.started_at is None or pod.ended or not record_key:
             raise RunNotFound(f"The run '{name}' has no node {node} that runs.")
         path = resource_path("v1", "pods", state.namespace, pod.name)

@@ -270,6 +270,7 @@ def read_pod(pod: Object) -> PodState | None:
     terminated = state.get("terminated") or {}
     if not terminated and is_terminal:
         terminated = (container.get("lastState") or {}).get("terminated") or {}
+    # Kubelets report an unknown time as 1970-01-01, which is 0. `or None` below turns it into None.
     started_at = timestamp(terminated.get("startedAt")) or timestamp((state.get("running") or {}).get("startedAt"))
     return PodState(
         node=int(index),

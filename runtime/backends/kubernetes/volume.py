@@ -78,7 +78,10 @@ class RunFolders:
             os.close(file_fd)
 
     def write(self, name: str, folder: str, file: str, data: bytes) -> None:
-        """Replace a file that Pods may read, by a rename. Do nothing if customer code has replaced the folder."""
+        """Replace a file that Pods may read, by a rename.
+
+        Does nothing if that fails: customer code can change the folder so that it does.
+        """
         folder_fd = self._open_folder(name, folder)
         if folder_fd is None:
             return
