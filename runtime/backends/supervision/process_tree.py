@@ -54,6 +54,7 @@ class ProcessTree:
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
         fork_fds = [] if fork_server is None else [fork_server.launcher_end.fileno()]
         inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
+        # bubblewrap needs no variables, and its arguments set those of the launcher.
         self._bubblewrap_pid = spawn(
             arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare_child
         )
