@@ -1,9 +1,13 @@
 """Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
-After customer code has begun, these facts make a run free of charge: Slurm reports a failed machine, a preemption, a
-requeue or an administrator's cancellation; Slurm no longer knows the job of a node without a last record; or a
-supervisor sends no heartbeat while Slurm reports that its job runs. If a supervisor ends without a last record and none
-of these holds, the run itself is held responsible. It may, for example, have used up the memory of its job.
+If a node's record does not explain its end after customer code has begun, the run is free of charge only in these
+cases:
+
+- Slurm reports a failed machine, a preemption, a requeue or an administrator's cancellation.
+- Slurm no longer knows the job.
+- Slurm reports that the job runs, but a supervisor sends no heartbeat.
+
+In any other case, the run itself is held responsible. It may, for example, have used up the memory of its job.
 """
 
 from __future__ import annotations

@@ -237,6 +237,7 @@ def main(folder: Path, nonce: str) -> int:
     with contextlib.ExitStack() as stack:
         address = _own_address(run_plan["interface"])
         listener = network.listen(address) if is_hub else None
+        # The sockets stay open to the node's end, so that no other process gets these ports.
         reserved_ports = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
         own_endpoint: Endpoint = {
             "address": address,

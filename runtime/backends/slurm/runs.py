@@ -126,7 +126,7 @@ class SlurmRun:
         submitted_at = float(submission["submitted_at"])
         final = _load_json(self.folder / "final.json")
         if final is not None:
-            self.active_marker.unlink(missing_ok=True)
+            self.active_marker.unlink(missing_ok=True)  # the process that stored the end may have died before
             return outcome.merge(self.name, submitted_at, final["records"])
         job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         now = time.time()
