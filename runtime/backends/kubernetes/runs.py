@@ -83,6 +83,7 @@ class Runs:
         """
         if not self._config.namespace_per_organization:
             return self._api.find(resource_path("batch/v1", "jobs", self._config.namespace, name))
+        # The name does not tell the organization, and so not the namespace.
         jobs = self._api.list(resource_path("batch/v1", "jobs"), labelSelector=f"{names.RUN_LABEL}={name}")["items"]
         return next((job for job in jobs if job["metadata"]["name"] == name), None)
 

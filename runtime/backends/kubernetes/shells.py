@@ -47,6 +47,7 @@ class ShellTunnels:
         except (OSError, WebSocketException, BackendUnavailable) as error:
             raise _unavailable(error) from error
         async with connection:
+            # The caller gets `ours` as streams. `relay` passes bytes between `theirs` and the websocket.
             ours, theirs = socket.socketpair()
             try:
                 reader, writer = await asyncio.open_unix_connection(sock=ours)
