@@ -237,6 +237,7 @@ class KubernetesBackend:
                 return
             name = object_labels(item).get(names.RUN_LABEL, "")
             if kind == "jobs":
+                # A Job also leaves the watch, as DELETED, when its run's final status is stored (LIVE_RUN_SELECTOR).
                 if change == "DELETED":
                     running_names.discard(name)
                     deletions.forget(item["metadata"]["uid"])

@@ -184,6 +184,7 @@ def _reported_causes(
     causes += [cause for cause in (_pod_cause(job, pod) for pod in pods.values()) if cause is not None]
     # The statuses of Pods come first. Each further source counts only for nodes that no earlier source explains.
     causes += _job_disruption(job, {cause.failure.node for cause in causes})
+    # After any cause so far, the Job controller may have deleted the Pods, so their deletion proves nothing.
     if not causes:
         causes += _external_deletion(job, pods, events or DeletionEvents())
     nodes_with_cause = {cause.failure.node for cause in causes}

@@ -50,8 +50,8 @@ _RETRY = urllib3.Retry(
 Jitter keeps clients from returning all at once."""
 _CONNECT_SECONDS = 3.0
 """How long connecting may take. Even a server in another region needs well below 1 s."""
-_PROBE_SECONDS = 1.0
-"""How long connecting and answering may take in `is_ready`, which promises an answer within two seconds."""
+_READY_SECONDS = 1.0
+"""How long connecting and answering may each take in `is_ready`, which promises an answer within two seconds."""
 _PAGE_SIZE = 500
 """Objects per page of a list, which is kubectl's default too. Larger pages need more of the server's memory at once."""
 _CHUNK_BYTES = 1 << 16
@@ -283,7 +283,7 @@ class ApiClient:
     def is_ready(self) -> bool:
         """Return whether the server answers one short request. If it does, requests no longer fail immediately."""
         try:
-            response = self._send(_Request("GET", "/readyz", read_seconds=_PROBE_SECONDS), retries=urllib3.Retry(0))
+            response = self._send(_Request("GET", "/readyz", read_seconds=_READY_SECONDS), retries=urllib3.Retry(0))
         except (urllib3.exceptions.HTTPError, OSError, BackendUnavailable):
             return False
         # 401 and 403 count as ready: this client may lack the permission to read the server's health.

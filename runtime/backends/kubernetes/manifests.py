@@ -158,7 +158,10 @@ def _pod_plan(inputs: PodInputs) -> Manifest:
 
 
 def _network_policy(spec: RunSpec, config: ClusterConfig) -> Manifest:
-    """Allow only traffic among the run's Pods and to the cluster's DNS, and for installations to the package index."""
+    """Return the policy that allows only traffic among the run's Pods and to the cluster's DNS.
+
+    A run that installs a customer's requirements may also reach the package index.
+    """
     own_pods = {"podSelector": {"matchLabels": {names.RUN_LABEL: spec.name}}}
     kube_system = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
     # The default address of NodeLocal DNSCache, which runs on the host's network.

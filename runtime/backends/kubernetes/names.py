@@ -20,9 +20,10 @@ LAUNCHER_COMPONENT = "launcher"
 """Value of `COMPONENT_LABEL` on the ConfigMaps that hold a launcher."""
 RUN_LABEL = "trainyard.dev/run"
 """The run's name, on every object of the run."""
-# Labels for people only; see `labels_of`.
+# These two labels are for people only; see `labels_of`.
 ORGANIZATION_LABEL = "trainyard.dev/organization"
 JOB_LABEL = "trainyard.dev/job"
+
 ENDED_LABEL = "trainyard.dev/ended"
 """Set on a Job together with `FINAL_STATUS_ANNOTATION`, so that listings of live runs can exclude it."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -34,7 +34,7 @@ _LOOKUP_THREADS = 4
 _START_SECONDS, but nothing else in the process becomes slower."""
 _MAX_KNOWN = 1000
 """Maximum number of notebooks whose Pod is remembered, 200 bytes each: more than are in use at a time."""
-_PROBE = b"GET /api HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+_HARMLESS_REQUEST = b"GET /api HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 """A request to JupyterLab that changes nothing and does not count as the user's activity."""
 
 
@@ -113,7 +113,7 @@ async def _is_listening(target: WebsocketTarget) -> bool:
     """
     async with await portforward.connect_to(target) as connection:
         with suppress(ConnectionClosed):  # the kubelet may have failed to connect already
-            await portforward.send(connection, _PROBE)
+            await portforward.send(connection, _HARMLESS_REQUEST)
         async with aclosing(portforward.receive(connection)) as chunks:
             async for _chunk in chunks:
                 return True

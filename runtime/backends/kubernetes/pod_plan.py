@@ -49,6 +49,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "names": [host_name(spec.name, node) for node in range(spec.nodes)],
         "folder": RUN_ROOT_PATH,
         "control_port": CONTROL_PORT,
+        # Each Pod counts from its own start, when others may still have to be scheduled and to pull the image.
         "start_seconds": config.gang_seconds + config.start_seconds,
         "deadline_seconds": spec.deadline_seconds,
         "grace_seconds": spec.grace_seconds,
@@ -57,9 +58,9 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         **launch_plan.disk_limit(spec, config.disk_mib),
         "written": writable_folders,
         "gpus": spec.resources.gpus,
-        "python": "",
+        "python": "",  # the interpreter of the first process
         "builtin_script": spec.builtin_script,
-        "environment": {},
+        "environment": {},  # none in addition to the image's
         **({"packages": PACKAGES_TARGET} if spec.packages else {}),
         **({"variables": spec.environment} if spec.environment else {}),
         "plan": topology,

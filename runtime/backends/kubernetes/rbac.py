@@ -23,7 +23,7 @@ class Rule(NamedTuple):
     resource: str
     verbs: tuple[str, ...]
     is_needed: bool = True
-    """Whether runs need the permission. Without another one, the console only shows less."""
+    """Whether runs need the permission. Without one that they do not need, the console only shows less."""
 
 
 _MANAGE = ("create", "delete", "get", "patch")

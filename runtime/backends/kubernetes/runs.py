@@ -83,6 +83,7 @@ class Runs:
         """
         if not self._config.namespace_per_organization:
             return self._api.find(resource_path("batch/v1", "jobs", self._config.namespace, name))
+        # The name does not tell the organization, and so not the namespace.
         jobs = self._api.list(resource_path("batch/v1", "jobs"), labelSelector=f"{names.RUN_LABEL}={name}")["items"]
         return next((job for job in jobs if job["metadata"]["name"] == name), None)
 
@@ -169,7 +170,8 @@ class Runs:
     def write_stop_file(self, job: JobState, grace_seconds: int) -> None:
         """Write the file on shared storage that asks the Pods to end sooner. Does nothing without shared storage.
 
-        The file is needed because a kubelet does not shorten a grace period that has begun.
+        The file is needed because a kubelet does not shorten a grace period that has begun. If the file cannot be
+        written, the Pods keep that longer period.
         """
         key = self.record_key(job) if self._folders is not None else ""
         if self._folders is not None and key:
@@ -355,6 +357,7 @@ class Runs:
         for pod in unended:
             # With a grace period of 0 the API server removes the Pod without waiting for its kubelet.
             path = resource_path("v1", "pods", job.namespace, pod.name)
+            # If this fails, the Pod stays until its machine returns or is removed from the cluster.
             with contextlib.suppress(ApiError, BackendUnavailable):
                 self._api.delete(path, grace_seconds=0, uid=pod.uid)
 

@@ -47,6 +47,7 @@ class ShellTunnels:
         except (OSError, WebSocketException, BackendUnavailable) as error:
             raise _unavailable(error) from error
         async with connection:
+            # The caller gets `ours` as streams. `relay` passes bytes between `theirs` and the websocket.
             ours, theirs = socket.socketpair()
             try:
                 reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -79,7 +80,7 @@ class ShellTunnels:
             record_key = self._runs.record_key(state)
         except ApiError as error:
             raise BackendUnavailable(str(error)) from error
-        # Without a key, the run's Secret is deleted, and so the run is being deleted.
+        # The key is empty if the Secret is deleted, which shows that the run is being deleted.
         if pod is None or pod.started_at is None or pod.ended or not record_key:
             raise RunNotFound(f"The run '{name}' has no node {node} that runs.")
         path = resource_path("v1", "pods", state.namespace, pod.name)

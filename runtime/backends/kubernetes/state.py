@@ -268,8 +268,10 @@ def read_pod(pod: Object) -> PodState | None:
     container: Object = containers.get(names.CONTAINER_NAME, {})
     state = container.get("state") or {}
     terminated = state.get("terminated") or {}
+    # A kubelet that has lost track of the container may report its end only in `lastState`.
     if not terminated and is_terminal:
         terminated = (container.get("lastState") or {}).get("terminated") or {}
+    # Kubelets report an unknown time as 1970-01-01, which is 0. `or None` below turns it into None.
     started_at = timestamp(terminated.get("startedAt")) or timestamp((state.get("running") or {}).get("startedAt"))
     return PodState(
         node=int(index),

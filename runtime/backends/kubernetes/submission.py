@@ -71,7 +71,7 @@ class Submission:
 
     def _validate(self, spec: RunSpec) -> RunSpec:
         """Return the spec with the sources of its mounts resolved. Raises InvalidSpec."""
-        image_of(spec, self._config)
+        image_of(spec, self._config)  # raises InvalidSpec for a built-in image that the cluster lacks
         if spec.packages and self._folders is None:
             raise InvalidSpec("This cluster cannot add packages to an image.", field="packages")
         admission.check_values(spec)
@@ -88,7 +88,7 @@ class Submission:
         namespace = namespace_of(spec, self._config)
         if job is not None and is_deleting(job):
             raise BackendUnavailable(f"An earlier run named '{spec.name}' is still being deleted.")
-        if job is None:
+        if job is None:  # else the interrupted submission has done this before it created the Job
             if namespace != self._config.namespace:
                 for manifest in manifests.organization_objects(spec, self._config):
                     self._api.apply(manifest)

@@ -45,7 +45,7 @@ class RunFolders:
     def create(self, name: str, shared_key: str) -> None:
         """Create the folders that a run's Pods mount, unless they exist. Raises BackendUnavailable."""
         try:
-            # 0711: other users may pass through these folders, but not list them.
+            # 0711: kubelets may pass through these folders to mount others, and other users cannot list them.
             for folder in (*_SHARED_FOLDERS, ".trash"):
                 (self.root / folder).mkdir(parents=True, exist_ok=True, mode=0o711)
             for subfolder in _SUBFOLDERS:
@@ -78,7 +78,10 @@ class RunFolders:
             os.close(file_fd)
 
     def write(self, name: str, folder: str, file: str, data: bytes) -> None:
-        """Replace a file that Pods may read, by a rename. Do nothing if customer code has replaced the folder."""
+        """Replace a file that Pods may read, by a rename.
+
+        Does nothing if that fails: customer code can change the folder so that it does.
+        """
         folder_fd = self._open_folder(name, folder)
         if folder_fd is None:
             return
@@ -156,8 +159,8 @@ class RunFolders:
         if os.geteuid() == 0:
             os.chown(folder, self._uid, self._uid, follow_symlinks=False)
         elif os.geteuid() != self._uid:
-            # Only root can give the folder to the Pods' user. So everybody may write to it. But other users of the
-            # machine cannot enter the folders above it, and the Pods of other runs do not mount it.
+            # Only root can give the folder to the Pods' user. So everybody who can enter the folders above may write to
+            # it, and `check` reports that the console has the wrong user. Pods of other runs do not mount the folder.
             folder.chmod(0o777)
 
     def _grant_to_pods(self, name: str, folder_fd: int) -> None:

@@ -29,7 +29,8 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
 are reported after the server's return."""
 
 ChangeListener = Callable[[str, str, Object], None]
-"""Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object."""
+"""Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object. The
+kind `events` comes with LISTED only."""
 LISTED = "LISTED"
 """A type of change of our own: the object is the result of a whole list. The changes that follow are relative to it."""
 
@@ -118,7 +119,10 @@ class Watcher:
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
-        """Report one change to the listener and to `wait_for_changes`. Updates `versions` (see `_follow`)."""
+        """Report one change to `wait_for_changes`, and that of a Job or Pod also to the listener.
+
+        Updates `versions` (see `_follow`).
+        """
         if kind == "events":
             name = self._run_by_uid.get((item.get("involvedObject") or {}).get("uid", ""))
             if name is not None and change != "DELETED":

@@ -327,10 +327,10 @@ class SlurmBackend(FolderBackend):
                 modified_at = os.fstat(descriptor).st_mtime_ns
             finally:
                 os.close(descriptor)
-        except OSError:
+        except OSError:  # such as after the run's deletion, when the file is missing
             pass
         job = self._last_known_job(name)
-        return modified_at, None if job is None else (job.state, job.reason)
+        return modified_at, (None if job is None else (job.state, job.reason))
 
     def _last_known_job(self, name: str) -> SlurmJob | None:
         """Return the run's job as Slurm last reported it, without asking Slurm; None if that report lacks it."""

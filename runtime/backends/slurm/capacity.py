@@ -31,7 +31,7 @@ def _is_eligible(machine: Machine, placement: Placement) -> bool:
 
 def _machine_capacity(machine: Machine, config: SlurmConfig, closed_to: frozenset[str]) -> NodeCapacity:
     """Return a machine's total and free resources. `closed_to` are the node kinds that it does not accept."""
-    # If a machine has several types of GPUs, only the most numerous type counts.
+    # A NodeCapacity has one type of GPUs. If a machine has several, only the most numerous type counts.
     slurm_type = max(machine.gpus, key=lambda gpu_type: machine.gpus[gpu_type], default="")
     gpu_type = config.gpu_types.get(slurm_type, slurm_type)
     total = Resources(machine.cpus, machine.memory_mib, machine.gpus.get(slurm_type, 0), gpu_type)

@@ -23,8 +23,8 @@ from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.images import recipes, venvs
 
 _SMOKE_SECONDS = 300.0
-"""How long the smoke run may take. It runs for seconds, but on a busy cluster it may wait for minutes in Slurm's queue.
-"""
+"""How long the smoke run may take, and the job of `_check_containers`. Both run for seconds, but on a busy cluster they
+may wait for minutes in Slurm's queue."""
 _SMOKE_MEMORY_MIB = 256
 """Memory of each node of the smoke run. It is enough for an interpreter that imports no framework."""
 _PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
@@ -96,7 +96,7 @@ def _check_accounting(slurm: Slurm, config: SlurmConfig, settings: dict[str, str
         yield CheckResult("accounting", ok=True, detail=detail, remedy=remedy)
         return
     try:
-        slurm.call("sacct", "--noheader", "--jobs=1")
+        slurm.call("sacct", "--noheader", "--jobs=1")  # any job will do, even one that does not exist
         permitted_accounts = slurm.permitted_accounts()
     except (CommandFailed, BackendUnavailable) as error:
         yield CheckResult(
@@ -163,6 +163,7 @@ def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckRes
     )
     command = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", code]
     try:
+        # `--time` is in minutes.
         slurm.call(
             *("sbatch", "--wait", "--parsable", "--ntasks=1", "--output=/dev/null", "--chdir=/", "--time=5"),
             *submission.placement_arguments(config.placement(""), config.account),

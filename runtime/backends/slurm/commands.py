@@ -76,7 +76,10 @@ class Slurm:
         return result.stdout
 
     async def start(self, program: str, arguments: Sequence[str], *, stdio_fd: int) -> asyncio.subprocess.Process:
-        """Start a tool whose stdin and stdout are a descriptor; its stderr is a pipe. Raises BackendUnavailable."""
+        """Start a tool whose stdin and stdout are a descriptor. Its stderr is a pipe for the caller to read.
+
+        Raises BackendUnavailable.
+        """
         try:
             return await asyncio.create_subprocess_exec(
                 self.path(program),

@@ -1,8 +1,13 @@
 """Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
-After customer code has begun, only Slurm's report can make a run free of charge: a failed machine, a preemption, or an
-administrator's cancellation. If a supervisor ends without a last record and Slurm reports none of these, the run itself
-is held responsible. It may, for example, have used up the memory of its job.
+If a node's record does not explain its end after customer code has begun, the run is free of charge only in these
+cases:
+
+- Slurm reports a failed machine, a preemption, a requeue or an administrator's cancellation.
+- Slurm no longer knows the job.
+- Slurm reports that the job runs, but a supervisor sends no heartbeat.
+
+In any other case, the run itself is held responsible. It may, for example, have used up the memory of its job.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _TAG = "image"
 _CREDENTIALS_TARGET = "/auth.json"
 """The file with the registry's credentials as skopeo sees it. It lies in the sandbox's memory and on no disk."""
 _POLL_SECONDS = 0.25
-"""Interval between two looks at the program, the request to stop and the free space of the disk."""
+"""Interval of checks whether the program has ended, a stop is requested, or the disk is full."""
 _MEASURE_PAUSE_SECONDS = 2.0
 """Minimum pause between two measurements of the working folder."""
 _MEASURE_PAUSE_FACTOR = 4
@@ -249,7 +249,7 @@ class _Importer:
         self._check_size()
         try:
             python = self._check_contents(variables.get("PATH", "") or container.DEFAULT_PATH)
-        except OSError as error:  # such as a closed folder, or a PATH with a name that is too long
+        except OSError as error:  # such as a folder without read permission, or a PATH with a name that is too long
             raise self._not_unpacked(f"its files cannot be read: {error.strerror}") from error
         if not python:
             raise self._failed(FailureCode.IMAGE_UNUSABLE, f"The image {self._reference} has no Python on its PATH.")
@@ -275,7 +275,7 @@ class _Importer:
         plan = self._plan
         command = [self._programs["skopeo"]]
         if not Path("/etc/containers/policy.json").exists():
-            # This file says which images need a signature. Without it and this option, skopeo refuses every image.
+            # The file says which images need a signature. If it is missing, skopeo pulls only with this option.
             command.append("--insecure-policy")
         command += ["copy", "--quiet", f"--src-tls-verify={'false' if plan['is_insecure'] else 'true'}"]
         if plan["username"]:
@@ -310,9 +310,8 @@ class _Importer:
     def _run(self, command: list[str], credentials: bytes = b"") -> str | None:
         """Run a program in the sandbox; return the end of its output if it failed, else None.
 
-        The program reads `credentials` at _CREDENTIALS_TARGET.
-
-        Raises ImportFailed if the import exceeds a limit, and ImportStopped.
+        The program reads `credentials` at _CREDENTIALS_TARGET. Raises ImportFailed if the import exceeds a limit, and
+        ImportStopped.
         """
         log_path = self._work / "log"
         with log_path.open("wb") as log, _memory_file(credentials) as credentials_fd:

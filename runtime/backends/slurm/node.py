@@ -164,7 +164,7 @@ class SlurmSupervisor(Supervisor):
     _heartbeat_seconds = 5.0
     _metrics_seconds = 1.0
     _stop_check_seconds = 1.0
-    _stop_checked_at = 0.0
+    _stop_checked_at = 0.0  # when `_check_for_stop` last read the file (monotonic)
 
     def _create_record(self, plan: SupervisorPlan, folder: Path, address: str) -> Record:
         machine = {"machine": os.environ.get("SLURMD_NODENAME", socket.gethostname())}
@@ -189,7 +189,7 @@ class SlurmSupervisor(Supervisor):
     def _handle_signals(self, numbers: set[int]) -> None:
         """End the node if the console requests it or Slurm has sent SIGTERM."""
         if numbers & {STOP_SIGNAL, signal.SIGTERM}:
-            super()._check_for_stop()
+            super()._check_for_stop()  # at once, and not only after `_stop_check_seconds`
         # SIGTERM comes from Slurm. Possible reasons are a preemption, the job's time limit, a failed machine of the run
         # and an administrator's scancel. `evidence` finds the reason in Slurm's report.
         if signal.SIGTERM not in numbers:
@@ -224,7 +224,7 @@ class SlurmSupervisor(Supervisor):
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
     # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
-    # SIGTERM keeps its default action until then and ends this process, at the latest when it has ended its import.
+    # Until then, SIGTERM has its default action and ends this process. During an import it waits for the import's end.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:
@@ -237,6 +237,7 @@ def main(folder: Path, nonce: str) -> int:
     with contextlib.ExitStack() as stack:
         address = _own_address(run_plan["interface"])
         listener = network.listen(address) if is_hub else None
+        # The sockets stay open to the node's end, so that no other process gets these ports.
         reserved_ports = [stack.enter_context(network.reserve_port()) for _port in range(_ports_to_reserve(spec, node))]
         own_endpoint: Endpoint = {
             "address": address,
@@ -312,7 +313,7 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
     stopped.
     """
     try:
-        host_interpreter()  # now, since an error ends the run and lets no other node wait
+        host_interpreter()  # checked before the import, so that an error ends the run at once
     except OSError as error:
         _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, str(error)))
         return None
@@ -397,7 +398,7 @@ def _wait_for_import(folder: Path, seconds: float) -> ImageContents | None:
 
 
 def _load(path: Path) -> Any:
-    """Return the contents of a JSON file; None if it is missing or contains null."""
+    """Return the contents of a JSON file; None if it is missing, cannot be read or contains null."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -445,6 +446,8 @@ def _supervisor_plan(
     plan["launcher"]["control_port"] = hub["control_port"]
     plan["launcher"]["plan"].update(
         addresses=[endpoint["address"] for endpoint in endpoints],
+        # If node 0 has a loopback address, all nodes are on this machine, and collectives use loopback too. Else
+        # the framework chooses.
         interface=run_plan["interface"] or (network.INTERFACE if hub["address"] == network.ADDRESS else ""),
         # TensorFlow's chief listens at the first worker's port.
         master_port=worker_ports[0] if spec.framework is Framework.TENSORFLOW else hub["ports"][0],

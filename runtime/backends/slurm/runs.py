@@ -85,7 +85,7 @@ class SlurmRun:
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
         for key in ("checkpoints", "outputs"):
             Path(run_plan[key]).mkdir(exist_ok=True, mode=0o700)
-        (self.folder / RUN_PLAN_FILE).touch(mode=0o600)
+        (self.folder / RUN_PLAN_FILE).touch(mode=0o600)  # before it holds secrets
         (self.folder / RUN_PLAN_FILE).write_text(json.dumps(run_plan))
         # Supervisors look for a request to stop here. The file exists from the start, since an NFS client may cache for
         # half a minute that a file is missing.
@@ -126,7 +126,7 @@ class SlurmRun:
         submitted_at = float(submission["submitted_at"])
         final = _load_json(self.folder / "final.json")
         if final is not None:
-            self.active_marker.unlink(missing_ok=True)
+            self.active_marker.unlink(missing_ok=True)  # the process that stored the end may have died before
             return outcome.merge(self.name, submitted_at, final["records"])
         job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         now = time.time()
@@ -207,6 +207,7 @@ class SlurmRun:
         waiting = explain_waiting(job, is_importing=importing is not None and not importing["is_ready"])
         waited_seconds = observation.now - observation.submitted_at
         if job is not None and job.is_waiting and waited_seconds > self._config.pending_seconds:
+            # Slurm starts all nodes of a job together, so none is placed yet.
             data = {"placed": 0, "nodes": len(status.nodes), "seconds": int(waited_seconds)}
             message = f"Slurm did not start the run within {self._config.pending_seconds} s: {waiting.sentence}"
             self._store_own_end_request(

@@ -24,7 +24,7 @@ def main(path: Path) -> None:
         folder_fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # By this short path, since the address of a Unix socket has at most 107 bytes.
         connection.connect(f"/proc/self/fd/{folder_fd}/{path.name}")
-        _write_all(READY)
+        _write_all(READY)  # the console waits for this before it uses the connection
         threading.Thread(target=_copy_input, args=(connection,), daemon=True).start()
         while data := connection.recv(_CHUNK_BYTES):
             _write_all(data)

@@ -44,7 +44,7 @@ class ShellSteps:
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
-            with theirs:
+            with theirs:  # closed here, so that `reader` ends when srun does
                 srun = await self._slurm.start("srun", arguments, stdio_fd=theirs.fileno())
             try:
                 await _wait_until_ready(reader, srun)

@@ -104,7 +104,10 @@ class Machine:
 
 
 def parse_jobs(text: str) -> dict[str, SlurmJob]:
-    """Return the jobs by their id, from lines of JOB_FORMAT or of sacct's ACCOUNTING_FIELDS."""
+    """Return the jobs by their id, from lines of JOB_FORMAT or of sacct's ACCOUNTING_FIELDS.
+
+    Ids that are not only digits, such as those of job arrays, are left out: the console submits no such jobs.
+    """
     jobs = {}
     for line in text.splitlines():
         # The reason comes last, since it is the only field that may contain the separator.

@@ -231,7 +231,7 @@ def kill(folders: Iterable[Path]) -> None:
             (folder / "cgroup.kill").write_text("1")  # kills all at once; only v2 has it, from Linux 5.14 on
             continue
         for line in _lines(folder / "cgroup.procs"):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # the process has ended meanwhile
                 os.kill(int(line), signal.SIGKILL)
 
 

@@ -1,7 +1,7 @@
 """Limits of a supervised node: time, memory, processes and disk, and whether its launcher answers.
 
 This module only detects that a limit is exceeded: the supervisor calls it one to four times a second, and ends the
-node. `now` and other times are `time.monotonic()`. Standard library only: the supervisor imports this.
+node. `now` and other times are `time.monotonic()`. No third-party packages: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Limits(NodeLimits):
         local_nodes = plan["nodes"] if plan.get("peers_are_here", True) else 1
         self._peers = PeerWatch(record.folder, record.node, local_nodes) if local_nodes > 1 else None
         self._folder = record.folder
-        # The free space at the start, less the reserve below which a disk counts as full; negative on a full disk.
+        # The free space at the start (0 if unknown), less the reserve below which a disk counts as full. Negative on a
+        # full disk.
         self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
         self._disk = disk.DiskLimit(
             int(plan["disk_bytes"]),
@@ -60,7 +61,7 @@ class Limits(NodeLimits):
         )
         self._ranks_by_pid: Mapping[int, int] = {}
         self._refusal_counter = EventCounter()
-        self._tasks = 0  # processes and threads at the last check
+        self._tasks = 0  # processes at the last check, and with a control group their threads too
         # The last measurements of the launcher's scheduling and of the node's CPU time; None before the first.
         self._launcher_schedule: resource_limits.CpuSchedule | None = None
         self._launcher_measured_at = self._created_at

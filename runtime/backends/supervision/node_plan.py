@@ -1,4 +1,4 @@
-"""The plan of one node, which its supervisor receives when it starts. Standard library only."""
+"""The plan of one node, which its supervisor receives when it starts. Needs no third-party packages."""
 
 from __future__ import annotations
 

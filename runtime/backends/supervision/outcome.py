@@ -61,6 +61,7 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
         outcome=outcome if has_ended else None,
         failure=failure_from(cause) if cause else None,
         spans=() if started_at is None else _spans(len(first_members), started_at, finished_at, changes),
+        # The data of a hang's cause says when progress ended.
         progress_at=progress_at(records, (cause.get("data") or {}) if cause and outcome is Outcome.HUNG else None),
         checkpoint_at=latest(records, "checkpoint_at"),
         restarts=restarts(records),

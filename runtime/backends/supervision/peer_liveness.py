@@ -1,9 +1,9 @@
 """Detect by their records whether the supervisors of a run's other nodes are alive.
 
 A supervisor updates its record's modification time as a heartbeat. If its process has ended, its node is lost. If the
-record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this creates the
-file `nodes/<node>.silent` and kills the supervisor; the kernel then ends the node's processes. Standard library only:
-the supervisor imports this.
+record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this, another
+supervisor or the console, creates the file `nodes/<node>.silent` and kills the supervisor; the kernel then ends the
+node's processes. No third-party packages: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def is_silent(path: Path, record: dict[str, Any]) -> bool:
 
 def kill_silent(path: Path, record: dict[str, Any]) -> None:
     """Record that this node was silent, and kill its supervisor; the kernel then ends the node's processes."""
+    # Without this file the node counts as lost all the same, but nothing says that it was silent.
     with contextlib.suppress(OSError):
         os.close(os.open(path.with_suffix(".silent"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     pids.send(record["pid"], record["start_time"], signal.SIGKILL)

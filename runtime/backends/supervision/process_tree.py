@@ -1,7 +1,7 @@
 """The process tree of one node: bubblewrap, and all processes in its sandbox.
 
 All of them end with the supervisor: the kernel kills the sandbox's first process (`--die-with-parent`), and then all
-others of its PID namespace. Standard library only: the supervisor imports this.
+others of its PID namespace. No third-party packages: the supervisor imports this.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class ProcessTree:
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
         fork_fds = [] if fork_server is None else [fork_server.launcher_end.fileno()]
         inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
+        # bubblewrap needs no variables, and its arguments set those of the launcher.
         self._bubblewrap_pid = spawn(
             arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare_child
         )
@@ -115,7 +116,10 @@ class ProcessTree:
                 send_signal(pid, signal.SIGKILL)
 
     def remove_cgroups(self) -> None:
-        """Remove the node's control groups and their list. Call this once none of its processes runs."""
+        """Remove the node's control groups and their list. Call this once none of its processes runs.
+
+        If a group cannot be removed, the list stays, since nothing else tells which groups are left.
+        """
         if cgroups.remove(self._cgroup_folders()):
             self._cgroups_file.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
 """Ask a fork server, which has imported a framework in advance, to fork the ranks of a node into the node's sandbox.
 
-The node starts cold if the fork server does not accept the connection, or has no rank ready in time. Standard library
-only: the supervisor imports this.
+The node starts cold if the fork server does not accept the connection, or has no rank ready in time. No third-party
+packages: the supervisor imports this.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_OPEN_FILES = 65536
-"""Descriptors that each process may have open. Data loaders need thousands; a multiple of that still stops a leak."""
+"""Descriptors that each process may have open. Data loaders need thousands. This is many times as much, and still
+stops a leak."""
 _HIGHEST_PRIORITY_NICE = -20
 """The nice value with the highest priority."""
 _MAX_QUEUED_SIGNALS = 4096
@@ -42,6 +43,7 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
 
     `processes` is the node's limit of processes, which `Limits` or a control group enforces. RLIMIT_NPROC cannot: it
     does not hold for root, and counts all processes of the user. It is set to twice `processes`, to stop a flood.
+    `file_bytes` limits the size of each file.
     """
     return {
         "RLIMIT_NOFILE": _MAX_OPEN_FILES,

@@ -35,7 +35,7 @@ def node_plan(
     python = node_sandbox.python
     launcher_command, launcher_environment = [python], environment
     if node_sandbox.container is not None:
-        # The launcher trusts nothing in a customer's own image.
+        # The launcher trusts nothing in a customer's own image, so it runs with neither its Python nor its variables.
         launcher_command, _mounts = container.host_interpreter()
         launcher_environment = container.LAUNCHER_ENVIRONMENT
     disk = launch_plan.disk_limit(spec, disk_mib)

@@ -2,7 +2,7 @@
 
 It receives its plan when it starts, and needs no console after that. It enforces the deadline, the limits and the
 maximum sizes of logs, and writes the node's record. Backends ask it by files in the run's folder to end the run or to
-move the deadline. If it dies, the kernel ends the sandbox. Standard library only, so that it starts in milliseconds.
+move the deadline. If it dies, the kernel ends the sandbox. No third-party packages, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Supervisor(Node):
         try:
             stop = json.loads(self._stop_path.read_bytes())
         except (OSError, ValueError):
-            return
+            return  # no request, or one that cannot be read now; the next check reads it again
         if stop is None:  # no request; Slurm's backend creates the file with the run
             return
         # The request has Unix times, the limits monotonic ones.
@@ -169,6 +169,7 @@ class Supervisor(Node):
         """Move the deadline if `deadline.json` has a later one."""
         if self._deadline_path is None or self._record.phase != "running" or self._is_aborting:
             return  # the ranks do not run, or the node is ending: a later deadline must not keep it
+        # Usually there is no such file. One that cannot be read now is read again at the next check.
         with contextlib.suppress(OSError, ValueError):
             self._limits.extend(float(json.loads(self._deadline_path.read_bytes())["deadline_seconds"]))
 
@@ -180,7 +181,7 @@ class Supervisor(Node):
         was_killed = bool(launcher_exit.signal) or code > _SIGNAL_EXIT_BASE
         verdict = self._limits.find_memory_kill() if was_killed else None
         self._record.add_cause(verdict or self._exit_verdict(launcher_exit.signal, code))
-        if verdict is None:
+        if verdict is None:  # the launcher's last output may say more than its exit code
             self._record.data["detail"] = "\n".join(self._output.launcher_lines)
 
     def _exit_verdict(self, bubblewrap_signal: str, code: int) -> Verdict:
