@@ -51,7 +51,17 @@ for _model in (Group, EmailAddress, Authenticator, UserSession, SocialAccount, S
     admin.site.unregister(_model)
 
 
-class NewUserForm(UserCreationForm):  # type: ignore[misc]  # unfold publishes no types
+class LowerCaseEmailMixin:
+    """Stores e-mail addresses in lower case, as sign-up does: people are looked up by them."""
+
+    cleaned_data: dict[str, Any]
+
+    def clean_email(self) -> str:
+        """Return the address in lower case."""
+        return str(self.cleaned_data["email"]).lower()
+
+
+class NewUserForm(LowerCaseEmailMixin, UserCreationForm):  # type: ignore[misc]  # unfold publishes no types
     """A user, identified by e-mail address."""
 
     class Meta:
@@ -59,7 +69,7 @@ class NewUserForm(UserCreationForm):  # type: ignore[misc]  # unfold publishes n
         fields = ("email",)
 
 
-class EditedUserForm(UserChangeForm):  # type: ignore[misc]  # unfold publishes no types
+class EditedUserForm(LowerCaseEmailMixin, UserChangeForm):  # type: ignore[misc]  # unfold publishes no types
     """Django's form for our user model."""
 
     class Meta:

@@ -45,6 +45,7 @@ from jobs.diagnosis import Fix
 from jobs.failures import Explanation
 from jobs.models import Job
 from jobs.states import JobState
+from runtime.errors import RuntimeFault
 from storage import selectors as storage
 from storage.models import Allocation
 
@@ -301,5 +302,5 @@ def _environment(job: Job) -> dict[str, str]:
     """Return the environment variables of rank 0; none after an error, so that the tab still shows its other parts."""
     try:
         return selectors.environment(job)
-    except CustomerError:
+    except (CustomerError, RuntimeFault):  # RuntimeFault: the cluster is no longer in the settings
         return {}

@@ -29,7 +29,7 @@ def test_pages_open_and_show_no_secret(admin_client, owner):
 
 def test_a_user_added_by_an_administrator_gets_an_organization(admin_client):
     passwords = {"usable_password": "true", "password1": "plain horse 9", "password2": "plain horse 9"}
-    admin_client.post(reverse("admin:accounts_user_add"), {"email": "new@example.com"} | passwords)
+    admin_client.post(reverse("admin:accounts_user_add"), {"email": "New@example.com"} | passwords)
     assert User.objects.get(email="new@example.com").memberships.get().role == Role.OWNER
 
 

@@ -6,6 +6,7 @@ from datetime import timedelta
 from django.urls import reverse
 from django.utils import timezone
 
+from billing.models import NodeSpec
 from jobs.models import Job
 
 DAY = timedelta(days=1)
@@ -31,6 +32,12 @@ def test_the_page_shows_and_changes_the_details(customer, owner_page):
     for query, is_found in (({"tag": "two"}, True), ({"q": "ne", "state": "succeeded"}, True), ({"tag": "one"}, False)):
         rows = owner_page.get(reverse("job_list"), query, headers={"HX-Request": "true"}).content.decode()
         assert (f"#{job.pk} New" in rows) is is_found
+
+
+def test_the_configuration_is_shown_without_the_environment_of_a_removed_cluster(customer, owner_page):
+    job = customer.ended_with_log(name="Moved")
+    NodeSpec.objects.update(cluster="removed")
+    assert "Moved" in owner_page.get(reverse("job_tab", args=[job.pk, "configuration"])).content.decode()
 
 
 def test_the_configuration_shows_a_script_of_any_bytes_and_its_changes(customer, owner_page):
