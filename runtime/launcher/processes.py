@@ -89,7 +89,10 @@ def signal_name(number: int) -> str:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a child that is not reaped yet, whether or not it has ended."""
+    """Send a signal; do nothing if there is no such process. `pid` is as in kill(2): -1 stands for all processes.
+
+    A child's pid cannot be reused before the child is reaped, so until then the signal reaches no other process.
+    """
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -31,7 +31,8 @@ SIZE = struct.Struct(">HH")
 """The content of a frame with the terminal's size: rows and columns."""
 INPUT, RESIZE = b"i", b"s"
 READY = b"\n"
-"""The first byte that a connection through a tunnel gets. Everything after it comes from the shell."""
+"""The first byte of a connection that reaches the node through Kubernetes or Slurm: it shows the console that the
+connection is complete. Everything after it comes from the shell."""
 _TOKEN_SECONDS = 10.0
 """How long the token may take to arrive. The console sends it as soon as it is connected."""
 _SHELLS = ("/bin/bash", "/bin/sh")
