@@ -190,7 +190,7 @@ class Mpi:
         try:
             connection, _address = self._listener.accept()
         except OSError:
-            return
+            return  # the stub has ended already
         if self._plan is None or self._open_connections >= _EXTRA_CONNECTIONS + self._plan.workers + self._plan.nodes:
             connection.close()
             return

@@ -144,7 +144,7 @@ class Record:
 
     def reserve_space(self) -> None:
         """Reserve the disk space of the last record, so that it can be written even if the code fills the disk."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # without the reserve, `finish` waits until the disk has room
             _write_all(self._reserved_path, os.O_CREAT | os.O_EXCL, bytes(RESERVED_BYTES))
 
     def save(self) -> None:

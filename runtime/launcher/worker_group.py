@@ -185,7 +185,7 @@ class WorkerGroup:
         for local_rank in range(plan.workers):
             if announcement:
                 text = announcement.format(rank=plan.rank(local_rank), size=plan.world_size)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # the round does not depend on the announcement
                     os.write(self._outputs[local_rank], "[trainyard] {}\n".format(text).encode())
             self.start_rank(plan, local_rank)
         self.finish_starting()

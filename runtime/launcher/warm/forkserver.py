@@ -5,10 +5,10 @@
 The warm pool's daemon (`runtime.backends.local.warm_pool.daemon`) starts one for each image. A fork server runs outside
 any sandbox, with a clean environment, one thread and no customer files. Its socket is in the working directory.
 
-Supervisors connect to the socket and pass a descriptor of their sandbox's first process. For each connection the fork
-server forks an *entry process*. The entry process waits for the launcher in that sandbox, enters the sandbox, forks the
-ranks there and ends. The launcher is the first process of the sandbox, so it adopts the ranks. It sends each rank its
-script (`client`).
+Supervisors connect to the socket and pass two descriptors: a socket to the launcher in their sandbox, and a pidfd of
+that sandbox's first process. For each connection the fork server forks an *entry process*. The entry process waits for
+the launcher's message on that socket, enters the sandbox, forks the ranks there and ends. The launcher is the first
+process of the sandbox, so it adopts the ranks. It sends each rank its script over the same socket (`client`).
 
 Before a rank runs customer code, it is confined like a rank that was started cold. It has only the sandbox's namespaces
 and its own descriptors, no capabilities, and the same limits, cgroup and session. If any of that fails, the rank does
@@ -256,6 +256,7 @@ def _become_rank(launcher: socket.socket) -> Script:
     """Wait for the launcher's script and become the rank that runs it; end this process where that fails."""
     try:
         launcher.send(json.dumps({"type": "ready"}).encode())
+        # Any number of descriptors: two, or three with step counts.
         script_message, descriptors = receive(launcher, None)
         if not script_message:
             os._exit(0)
@@ -264,7 +265,7 @@ def _become_rank(launcher: socket.socket) -> Script:
         launcher.send(json.dumps(answer).encode())
         if reason:
             os._exit(0)
-        launcher.detach()
+        launcher.detach()  # so that only `_close_other_descriptors` closes it
         report_fd, *counts_fd = _close_other_descriptors(descriptors)
         _reset_process(script_message)
         _wait_for_store(script_message)
@@ -360,7 +361,7 @@ def _wait_for_store(script_message: Dict[str, Any]) -> None:
                     if any(port_suffix in line and line.split()[3] == "0A" for line in file):
                         return
             except OSError:
-                return
+                return  # listening sockets cannot be seen here, so the rank begins at once
         time.sleep(_STORE_POLL_SECONDS)  # the kernel announces no listening socket
 
 
