@@ -39,6 +39,7 @@ class NameLookup:
         if not self.pid:
             try:
                 os.close(self._read_end)
+                # The parent has blocked signals in order to read them (`pod.signals`), and a fork inherits that.
                 signal.pthread_sigmask(signal.SIG_SETMASK, set())
                 watch_address(name, lambda address: os.write(write_end, address.encode() + b"\n"))
             finally:

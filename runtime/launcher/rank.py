@@ -86,13 +86,13 @@ def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
             report("raised", _describe_exception(exit_request))
         raise
     except KeyboardInterrupt:
-        report("raised")
+        report("raised")  # without fields: the launcher then reports SIGINT, which ends the process, not an exception
         # Only the interpreter itself can show it, shut down, and then end by SIGINT.
         sys.excepthook = _Excepthook(sys.excepthook)
         raise
     except BaseException as error:  # anything that leaves the script is shown as an interpreter shows it
         report("raised", _describe_exception(error))
-        _Excepthook(sys.excepthook)(type(error), error, None)
+        _Excepthook(sys.excepthook)(type(error), error, None)  # it takes the traceback from `error`
         raise SystemExit(1) from None
     report("finished")
 

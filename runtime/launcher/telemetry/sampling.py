@@ -22,8 +22,9 @@ One sample is one JSON object:
                   comm_seconds (how much of that sum the rank waited for others; null if not known). `step_timer`
                   says which calls count
 
-A rank is slow if (step_seconds - comm_seconds) / steps is more than 1.3 times the median of all ranks. The share of
-communication is comm_seconds / step_seconds. Both need sums over about a minute.
+The console (`jobs.resource_usage`) calls a rank slow if (step_seconds - comm_seconds) / steps is more than 1.3 times
+the median of all ranks. It shows comm_seconds / step_seconds as the share of communication. Both need sums over about
+a minute.
 """
 
 from __future__ import annotations
