@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             value = self.server.values.get(self.path)
         if value is None:
-            self._answer(HTTPStatus.NOT_FOUND)
+            self._answer(HTTPStatus.NOT_FOUND)  # no rank has stored it yet: Horovod asks again
         else:
             self._answer(HTTPStatus.OK, value)
 

@@ -56,7 +56,7 @@ def spawn(
         if folder is not None:
             os.chdir(folder)
         if delay_seconds:
-            time.sleep(delay_seconds)  # gives another process a head start
+            time.sleep(delay_seconds)  # a head start for rank 0 (`worker_group.HEAD_START_SECONDS`)
         os.execve(arguments[0], list(arguments), dict(environment))  # noqa: S606 - no shell is wanted
     except BaseException as error:  # the child must never return into the parent's code
         os.write(2, "cannot start {}: {}\n".format(arguments[0], error).encode())

@@ -213,7 +213,7 @@ class _Excepthook:
 
 
 class _Stderr:
-    """Standard error, with paths and frames replaced in the text that is written.
+    """Standard error that removes the platform's frames from the text written to it, and replaces the host's paths.
 
     TensorFlow, for example, puts a traceback into the text of its exceptions.
     """

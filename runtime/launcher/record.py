@@ -125,7 +125,7 @@ class Record:
 
     def note_progress(self, at: float) -> None:
         """Note a sign of progress. Readers see it with the next write."""
-        at = min(at, time.time())
+        at = min(at, time.time())  # never in the future
         if at > (self.data["progress_at"] or 0.0):
             self.data["progress_at"] = at
             self._is_unsaved = True
@@ -133,7 +133,7 @@ class Record:
     def note_checkpoint(self, at: float) -> None:
         """Note the modification time of the newest checkpoint file."""
         if at and at != self.data["checkpoint_at"]:
-            self.data["checkpoint_at"] = min(at, time.time())
+            self.data["checkpoint_at"] = min(at, time.time())  # the code can set any modification time
             self._is_unsaved = True
 
     # Writing and notifying

@@ -144,6 +144,7 @@ class _Rule(NamedTuple):
 
 
 def _equals(position: int, value: int) -> _Condition:
+    # Also for negative numbers, such as a process group in `kill`.
     return _Condition(position, _EQUALS, value & 0xFFFFFFFF, must_hold=True)
 
 

@@ -45,7 +45,7 @@ left behind may keep the terminal open."""
 
 def main() -> None:
     """Connect a shell and the socket until one of them ends."""
-    connection_fd = os.dup(1)
+    connection_fd = os.dup(1)  # in the process of the shell, descriptor 1 becomes the terminal
     if len(sys.argv) > 1:
         if not _receives(connection_fd, sys.argv[1].encode()):
             return

@@ -226,6 +226,7 @@ class WorkerGroup:
         # The path of the first; the second is placed beside it.
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
+        # Arguments cannot refer to secrets: the console rejects such an order.
         arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
         inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0

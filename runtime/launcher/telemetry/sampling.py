@@ -48,10 +48,11 @@ _NO_COUNTS = Counts(0, 0, 0.0, None)
 
 
 class Process(NamedTuple):
-    """One process. Seconds and bytes are sums since its start, and include children that it has reaped.
+    """One process. CPU seconds and bytes are sums since its start, and include children that it has reaped.
 
     `state` is the letter of /proc/<pid>/stat. `start` is its start time in ticks, which distinguishes processes of the
-    same pid. `runnable_seconds` is how long its first thread ran or waited for a core. Bytes are on disk.
+    same pid. `runnable_seconds` is how long its first thread has run or waited for a core. Bytes are those read from
+    disks and written to them.
     """
 
     pid: int

@@ -195,6 +195,7 @@ def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str
     for folder in request["cgroups"]:
         with open(folder + "/cgroup.procs", "w") as file:
             file.write("0")
+    # No process of the sandbox can read or trace this one until `_reset_process`, which is called in each rank.
     _raise_on_error(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
     host_namespaces = _namespaces()
     _raise_on_error(_LIBC.setns(sandbox_pidfd, _ALL_NAMESPACES))
@@ -337,6 +338,7 @@ def _reset_process(script_message: Dict[str, Any]) -> None:
     if torch is not None and threads.isdigit():
         # The library read the variable when the server imported it.
         torch.set_num_threads(int(threads))
+    # A cold rank has not imported the platform's modules either.
     for name in [name for name in sys.modules if name == "launcher" or name.startswith("launcher.")]:
         del sys.modules[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
