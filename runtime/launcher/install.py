@@ -134,7 +134,7 @@ def _pipe(source: socket.socket, destination: socket.socket) -> None:
                 break
             destination.sendall(data)
         destination.shutdown(socket.SHUT_WR)
-    except OSError:
+    except OSError:  # one side is gone, so the connection to the other ends too
         for end in (source, destination):
             end.close()
 

@@ -39,12 +39,12 @@ def options(idle_seconds: int, folder: str, run_dir: str, port: int = 0) -> "Lis
         "ServerApp.root_dir": folder,
         "ServerApp.open_browser": "False",
         "ServerApp.allow_root": "True",  # in its sandbox only
-        "ServerApp.allow_remote_access": "True",
+        "ServerApp.allow_remote_access": "True",  # the Host header has the console's name for the notebook
         "ServerApp.disable_check_xsrf": "True",
         "IdentityProvider.token": "",
         # Makes JupyterLab call `shutdown_no_activity` once a minute: see `end_when_idle`.
         "ServerApp.shutdown_no_activity_timeout": str(idle_seconds),
-        "LabApp.extension_manager": "readonly",
+        "LabApp.extension_manager": "readonly",  # the default one searches PyPI, which a sandbox cannot reach
     }
     return ["--{}={}".format(name, value) for name, value in {**address, **settings}.items()]
 

@@ -291,7 +291,7 @@ def show_stacks(report_fd: int) -> None:
 
         faulthandler.register(STACK_SIGNAL, file=report_fd, all_threads=True)
     except (ImportError, AttributeError, OSError, RuntimeError, ValueError):
-        return
+        return  # the launcher then sees that this process does not handle the signal, and does not send it
 
 
 def count_steps(counts_fd: int) -> None:

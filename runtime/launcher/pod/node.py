@@ -232,7 +232,7 @@ class PodNode(Node):
         try:
             descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)
         except OSError:
-            return
+            return  # there is no request
         try:
             request = os.read(descriptor, MAX_RECORD_BYTES)
         except OSError:

@@ -234,7 +234,7 @@ def _has_pipe_open(folder: str, report_fd: int) -> bool:
         try:
             file = os.stat("{}/{}".format(folder, name))
         except OSError:
-            continue
+            continue  # closed meanwhile
         if os.path.samestat(file, pipe):
             return True
     return False

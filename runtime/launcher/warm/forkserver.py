@@ -288,7 +288,7 @@ def _reason_to_start_cold(import_folders: List[str]) -> str:
         try:
             names = os.listdir(folder)
         except OSError:
-            continue
+            continue  # PYTHONPATH may name folders that do not exist
         for name in names:
             if name.partition(".")[0] in loaded and (name.endswith((".py", ".so", ".pyc")) or "." not in name):
                 return "{} comes before the image's own".format(os.path.join(folder, name))
