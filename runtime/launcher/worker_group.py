@@ -360,5 +360,6 @@ class WorkerGroup:
             return
         # Elsewhere only the ranks' own process groups are known to belong to the run.
         for rank in self._ranks_by_pid.values():
+            # Most groups are empty by now, and one may have only processes that have changed their user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.pid, signal.SIGKILL)
