@@ -58,7 +58,7 @@ def main(arguments: List[str]) -> int:
     if is_warm_start_useful(sources, script_folder) and not need_cold_start(order_variables):
         warm_ranks.enter_sandbox()
     else:
-        warm_ranks.close()
+        warm_ranks.close()  # the ranks that the fork server holds for this node end, and all ranks start cold
     launch_plan["folder"] = script_folder
     launch_plan["local_rank_flag"] = local_rank_flag(sources, plan.local_rank_argument)
     launch_plan["import_folders"] = [
@@ -82,7 +82,7 @@ def _raise_oom_score() -> None:
     try:
         oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
-        return
+        return  # the run starts without it: the kernel then chooses by memory use alone
     try:
         os.write(oom_score, b"500")  # the value of `runtime.backends.supervision.rank_fork.OOM_SCORE`
     finally:

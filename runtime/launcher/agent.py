@@ -91,7 +91,8 @@ class Agent:
     def run(self, listener: Optional[int]) -> int:
         """Run the node to its last rank's end; return its exit code.
 
-        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes.
+        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes. If the hub has
+        none, because it could not be opened, a run of several nodes fails after the time that they have to meet.
         """
         self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
         self._catch_sigchld()

@@ -1,7 +1,7 @@
 """Counters of this container's control group: OOM kills, refused processes, memory and CPU time.
 
-Supports v1 and v2. A counter that cannot be read is 0. A group without a limit belongs to the machine, not to the
-container, and is ignored.
+Supports v1 and v2. A counter that cannot be read is 0. With v1, a group without a limit is taken for the machine's:
+memory and CPU time are then None, since they would include other containers'.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure how much a run has written, and how much space its disk has.
 
 Hostile code may write to these folders. A measurement therefore opens each folder relative to its parent's descriptor
-and follows no links. It gives itself the right to read folders that their owner, this user, has closed: files below
-them use disk too. It proceeds in small steps, so that even a huge tree of files does not delay a supervisor's
-timers.
+and follows no links. The code runs as the same user and may have removed the read permission of its own folders. A
+measurement restores it, because files below them use disk too. It proceeds in small steps, so that even a huge tree of
+files does not delay a supervisor's timers.
 """
 
 from __future__ import annotations
@@ -108,10 +108,11 @@ class FolderMeasurement(_Measurement):
 class DiskLimit:
     """The limit of what the run may add to its folders. Node 0 measures repeatedly, for all nodes.
 
-    `folders` are named `run` (empty at the start), `checkpoints` and perhaps `workspace`. `available_bytes` is the free
-    space at the start. If it is smaller than `limit_bytes`, it is the limit. `open_files` yields the run's open files
-    as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and the end are
-    measured. `by_quota`: the limit is the rest of the organization's storage quota.
+    `folders` are named `run` (empty at the start), `checkpoints`, `outputs`, and `workspace` if the run may write to
+    it. `available_bytes` is the free space at the start. If it is positive but smaller than `limit_bytes`, it is the
+    limit. `open_files` yields the run's open files as paths like /proc/<pid>/fd/<number>; some may have been deleted.
+    Without `repeats`, only the start and the end are measured. `by_quota`: the limit is the rest of the organization's
+    storage quota.
     """
 
     def __init__(

@@ -39,10 +39,11 @@ class NameLookup:
         if not self.pid:
             try:
                 os.close(self._read_end)
+                # The parent has blocked signals in order to read them (`pod.signals`), and a fork inherits that.
                 signal.pthread_sigmask(signal.SIG_SETMASK, set())
                 watch_address(name, lambda address: os.write(write_end, address.encode() + b"\n"))
             finally:
-                os._exit(0)
+                os._exit(0)  # this process must never return into the caller's code
         os.close(write_end)
         self._partial_line = b""  # the beginning of an incomplete line
 

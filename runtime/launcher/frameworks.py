@@ -23,7 +23,7 @@ def rank_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 
 
 def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
-    """Return the variables that torchrun sets in addition to the common ones.
+    """Return the variables that torchrun sets in addition to the common ones, and those of the network interface.
 
     `TORCHELASTIC_USE_AGENT_STORE` is False because rank 0 serves the store, not an agent. The restart count includes
     earlier attempts and rounds. The maximum allows one restart for each node that this run can lose.
@@ -43,7 +43,7 @@ def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     if plan.interface:
-        for library in ("GLOO", "NCCL", "TP"):
+        for library in ("GLOO", "NCCL", "TP"):  # TP: TensorPipe, which `torch.distributed.rpc` uses
             environment[library + "_SOCKET_IFNAME"] = plan.interface
     return environment
 

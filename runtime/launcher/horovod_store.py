@@ -5,7 +5,8 @@ For an elastic run the server also replaces `horovodrun`'s driver. A worker that
 addresses at `/worker_addresses`, in order to be notified of added hosts. These addresses are not used, since nodes are
 never added.
 
-The server listens before any rank starts, because Horovod aborts after three tries. It never unpickles workers' data.
+The server listens before any rank starts, because Horovod aborts after three tries. It never unpickles workers' data,
+as horovodrun's driver does, since that would let customer code run inside the launcher.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             value = self.server.values.get(self.path)
         if value is None:
-            self._answer(HTTPStatus.NOT_FOUND)
+            self._answer(HTTPStatus.NOT_FOUND)  # no rank has stored it yet: Horovod asks again
         else:
             self._answer(HTTPStatus.OK, value)
 

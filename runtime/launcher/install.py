@@ -73,7 +73,7 @@ def main() -> int:
     command = [plan["uv"], "pip", "install", "--python", sys.executable, "--target", target]
     command += ["--constraints", constraints, *plan["arguments"]]
     code = subprocess.run(command, env=environment, check=False).returncode
-    for name in metadata_folders:
+    for name in metadata_folders:  # the copies were only for uv
         shutil.rmtree(os.path.join(target, name), ignore_errors=True)
     if code == 0:
         write_pth_loader(target)
@@ -119,7 +119,7 @@ def _accept(listener: socket.socket, path: str) -> None:
         try:
             upstream.connect(path)
         except OSError:
-            client.close()
+            client.close()  # uv then reports that it cannot reach the index
             continue
         for source, destination in ((client, upstream), (upstream, client)):
             threading.Thread(target=_pipe, args=(source, destination), daemon=True).start()
@@ -134,7 +134,7 @@ def _pipe(source: socket.socket, destination: socket.socket) -> None:
                 break
             destination.sendall(data)
         destination.shutdown(socket.SHUT_WR)
-    except OSError:
+    except OSError:  # one side is gone, so the connection to the other ends too
         for end in (source, destination):
             end.close()
 

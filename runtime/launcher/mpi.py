@@ -177,7 +177,7 @@ class Mpi:
         return [self._python, "-I", "-S", extract_file("mpi_stub.py"), self._socket_path, task]
 
     def _spawn(self, arguments: List[str]) -> int:
-        """Start mpirun or a daemon of it; return the pid. Raises OSError."""
+        """Start mpirun or a daemon of it, which prints to the launcher's log; return the pid. Raises OSError."""
         environment = dict(self._environment)
         if self._plan is not None:
             environment.update(mpirun_environment(self._plan, " ".join(self._stub_command("remote"))))
@@ -190,7 +190,7 @@ class Mpi:
         try:
             connection, _address = self._listener.accept()
         except OSError:
-            return
+            return  # the stub has ended already
         if self._plan is None or self._open_connections >= _EXTRA_CONNECTIONS + self._plan.workers + self._plan.nodes:
             connection.close()
             return

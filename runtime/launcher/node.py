@@ -154,6 +154,7 @@ class Node:
         try:
             messages = link.receive()
         except ConnectionLost:
+            # The launcher is ending, and the loop ends once its process has. If it lives on, it counts as silent.
             self._selector.unregister(link)
             return
         self._limits.note_message()
@@ -244,11 +245,14 @@ class Node:
             self._fail(verdict)
 
     def _check_metrics(self, now: float) -> None:
-        """On node 0, detect new metrics by the size and the time of METRICS_FILE, which the code writes itself."""
+        """On node 0, detect new metrics by the size and the time of METRICS_FILE, which the code writes itself.
+
+        New metrics are reported like output: they are a sign of progress.
+        """
         if self._node or now < self._next_metrics_check_at:
             return
         self._next_metrics_check_at = now + self._metrics_seconds
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # there is no file until the code has written metrics
             status = os.lstat(self._metrics_path)
             metrics_state = (status.st_mtime_ns, status.st_size)
             if metrics_state != self._metrics_state:
@@ -298,7 +302,7 @@ class Node:
 
     def _send(self, message: Message) -> None:
         if self._link is not None:
-            with contextlib.suppress(ConnectionLost):
+            with contextlib.suppress(ConnectionLost):  # as in `_read_launcher`
                 self._link.send(message)
 
     def _kill(self) -> None:

@@ -153,7 +153,7 @@ class NodeLimits:
         raise NotImplementedError
 
     def explain_failure(self, failure: Mapping[str, Any], now: float) -> Optional[Verdict]:
-        """Return the limit that explains a failed rank; None if none does."""
+        """Return the limit that explains a failed rank or a lost node; None if none does."""
         raise NotImplementedError
 
     def launcher_killed_verdict(self, event: str) -> Verdict:

@@ -5,9 +5,9 @@
 JupyterLab ends after IDLE_SECONDS without activity. In a Pod it listens on PORT of 127.0.0.1 instead of the socket,
 because a Unix socket on shared storage cannot be reached from another machine.
 
-JupyterLab asks for no token. Only processes in the run's sandbox or Pod can connect to it, and the console, which
-connects for members of the organization. The console also checks the origin of each request and removes cookies. So
-JupyterLab's own check of a cookie against a form field (XSRF) cannot work, and is off.
+JupyterLab asks for no token. Only processes in the run's sandbox or Pod can connect to it, and so can the console on
+behalf of the organization's members. The console also checks the origin of each request and removes cookies. Without
+cookies, JupyterLab's own check of a cookie against a form field (XSRF) cannot work, so it is off.
 """
 
 import importlib
@@ -39,12 +39,12 @@ def options(idle_seconds: int, folder: str, run_dir: str, port: int = 0) -> "Lis
         "ServerApp.root_dir": folder,
         "ServerApp.open_browser": "False",
         "ServerApp.allow_root": "True",  # in its sandbox only
-        "ServerApp.allow_remote_access": "True",
+        "ServerApp.allow_remote_access": "True",  # the Host header has the console's name for the notebook
         "ServerApp.disable_check_xsrf": "True",
         "IdentityProvider.token": "",
         # Makes JupyterLab call `shutdown_no_activity` once a minute: see `end_when_idle`.
         "ServerApp.shutdown_no_activity_timeout": str(idle_seconds),
-        "LabApp.extension_manager": "readonly",
+        "LabApp.extension_manager": "readonly",  # the default one searches PyPI, which a sandbox cannot reach
     }
     return ["--{}={}".format(name, value) for name, value in {**address, **settings}.items()]
 

@@ -25,7 +25,7 @@ class Output:
         self._folder = folder
         self.ranks: Dict[int, RankLog] = {}
         self._launcher: Optional[RankLog] = None
-        self._paused_logs: List[RankLog] = []  # not registered with the selector until their pause ends
+        self._paused_logs: List[RankLog] = []  # each has `paused_until`, and returns to the selector then
         self.mask = Mask()
         """Replaces the values of secrets in the logs that are opened from now on."""
 

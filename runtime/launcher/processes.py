@@ -56,7 +56,7 @@ def spawn(
         if folder is not None:
             os.chdir(folder)
         if delay_seconds:
-            time.sleep(delay_seconds)  # gives another process a head start
+            time.sleep(delay_seconds)  # a head start for rank 0 (`worker_group.HEAD_START_SECONDS`)
         os.execve(arguments[0], list(arguments), dict(environment))  # noqa: S606 - no shell is wanted
     except BaseException as error:  # the child must never return into the parent's code
         os.write(2, "cannot start {}: {}\n".format(arguments[0], error).encode())
@@ -89,7 +89,10 @@ def signal_name(number: int) -> str:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal to a child that is not reaped yet, whether or not it has ended."""
+    """Send a signal; do nothing if there is no such process. `pid` is as in kill(2): -1 stands for all processes.
+
+    A child's pid cannot be reused before the child is reaped, so until then the signal reaches no other process.
+    """
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -86,13 +86,13 @@ def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
             report("raised", _describe_exception(exit_request))
         raise
     except KeyboardInterrupt:
-        report("raised")
+        report("raised")  # without fields: the launcher then reports SIGINT, which ends the process, not an exception
         # Only the interpreter itself can show it, shut down, and then end by SIGINT.
         sys.excepthook = _Excepthook(sys.excepthook)
         raise
     except BaseException as error:  # anything that leaves the script is shown as an interpreter shows it
         report("raised", _describe_exception(error))
-        _Excepthook(sys.excepthook)(type(error), error, None)
+        _Excepthook(sys.excepthook)(type(error), error, None)  # it takes the traceback from `error`
         raise SystemExit(1) from None
     report("finished")
 
@@ -213,7 +213,7 @@ class _Excepthook:
 
 
 class _Stderr:
-    """Standard error, with paths and frames replaced in the text that is written.
+    """Standard error that removes the platform's frames from the text written to it, and replaces the host's paths.
 
     TensorFlow, for example, puts a traceback into the text of its exceptions.
     """
@@ -291,7 +291,7 @@ def show_stacks(report_fd: int) -> None:
 
         faulthandler.register(STACK_SIGNAL, file=report_fd, all_threads=True)
     except (ImportError, AttributeError, OSError, RuntimeError, ValueError):
-        return
+        return  # the launcher then sees that this process does not handle the signal, and does not send it
 
 
 def count_steps(counts_fd: int) -> None:

@@ -48,7 +48,7 @@ class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
     `folder` is the run's. `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the
-    readers.
+    readers: processes of the console, which watch that file.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Record:
 
     def note_progress(self, at: float) -> None:
         """Note a sign of progress. Readers see it with the next write."""
-        at = min(at, time.time())
+        at = min(at, time.time())  # never in the future
         if at > (self.data["progress_at"] or 0.0):
             self.data["progress_at"] = at
             self._is_unsaved = True
@@ -133,7 +133,7 @@ class Record:
     def note_checkpoint(self, at: float) -> None:
         """Note the modification time of the newest checkpoint file."""
         if at and at != self.data["checkpoint_at"]:
-            self.data["checkpoint_at"] = min(at, time.time())
+            self.data["checkpoint_at"] = min(at, time.time())  # the code can set any modification time
             self._is_unsaved = True
 
     # Writing and notifying
@@ -144,7 +144,7 @@ class Record:
 
     def reserve_space(self) -> None:
         """Reserve the disk space of the last record, so that it can be written even if the code fills the disk."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # without the reserve, `finish` waits until the disk has room
             _write_all(self._reserved_path, os.O_CREAT | os.O_EXCL, bytes(RESERVED_BYTES))
 
     def save(self) -> None:
@@ -156,7 +156,7 @@ class Record:
         """Update the record's modification time, even if the disk accepts no data."""
         if self._is_unsaved:
             self._write()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # there is no file if no write has succeeded yet
             os.utime(self._path)
 
     def finish(self, max_tries: int = FINAL_WRITE_TRIES, **last_fields: Any) -> None:
@@ -179,7 +179,7 @@ class Record:
         self.notify()
 
     def add_sample(self, sample: Dict[str, Any]) -> None:
-        """Append a sample, up to the limit of the file."""
+        """Append a sample, up to the limit of the file. If that fails, the console's charts lack it."""
         line = json.dumps({name: value for name, value in sample.items() if name != "type"}).encode() + b"\n"
         self._samples_free_bytes -= len(line)
         if self._samples_free_bytes < 0:
@@ -189,7 +189,7 @@ class Record:
         self._has_changed = True
 
     def add_stacks(self, rank: int, text: str) -> None:
-        """Write a rank's stacks, as of when the run was found to hang."""
+        """Write a rank's stacks, as of when the run was found to hang. If that fails, the console shows none."""
         with contextlib.suppress(OSError):
             path = self.folder / "logs" / f"stacks-{rank}.txt"
             _write_all(path, os.O_CREAT | os.O_TRUNC, text.encode("utf-8", "replace")[:STACKS_LIMIT_BYTES])
@@ -217,7 +217,7 @@ class Record:
         self._has_changed = False
         self._next_notification_at = time.monotonic() + _MIN_NOTIFY_SECONDS
         if self._change_file is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # reconciliation then finds the change, a few seconds later
                 self._change_file.write_bytes(b"!")
 
     def _write(self) -> None:

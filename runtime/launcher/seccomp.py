@@ -16,8 +16,8 @@ A second part protects the launcher, which runs as the same user. Code cannot se
 limits, priority or scheduling class. Pods get only this part (`pod_filter`), since a container runtime has a filter of
 its own. They are also refused vsock sockets, which the filters of older runtimes allow.
 
-The filter refuses no call that training needs; Docker's default filter refuses more calls. A refused call fails as on a
-kernel that does not have it, so libraries use their fallback.
+The filter refuses no call that training needs; Docker's default filter refuses more calls. If libraries have a fallback
+for a refused call, the call fails with an error after which they use it, such as ENOSYS.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class _Rule(NamedTuple):
 
 
 def _equals(position: int, value: int) -> _Condition:
+    # Also for negative numbers, such as a process group in `kill`.
     return _Condition(position, _EQUALS, value & 0xFFFFFFFF, must_hold=True)
 
 

@@ -31,7 +31,8 @@ SIZE = struct.Struct(">HH")
 """The content of a frame with the terminal's size: rows and columns."""
 INPUT, RESIZE = b"i", b"s"
 READY = b"\n"
-"""The first byte that a connection through a tunnel gets. Everything after it comes from the shell."""
+"""The first byte of a connection that reaches the node through Kubernetes or Slurm: it shows the console that the
+connection is complete. Everything after it comes from the shell."""
 _TOKEN_SECONDS = 10.0
 """How long the token may take to arrive. The console sends it as soon as it is connected."""
 _SHELLS = ("/bin/bash", "/bin/sh")
@@ -44,7 +45,7 @@ left behind may keep the terminal open."""
 
 def main() -> None:
     """Connect a shell and the socket until one of them ends."""
-    connection_fd = os.dup(1)
+    connection_fd = os.dup(1)  # in the process of the shell, descriptor 1 becomes the terminal
     if len(sys.argv) > 1:
         if not _receives(connection_fd, sys.argv[1].encode()):
             return

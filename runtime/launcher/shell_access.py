@@ -1,7 +1,7 @@
 """Access to the shells of a pod: the port on which its launcher listens, and the token that connections send first.
 
-Only the console can compute the token, from the key that signs the run's records. Without it, anything in the pod that
-connects to addresses for others, such as a web server of the run, could be misused to type into a shell.
+Only the console can compute the token, from the key that signs the run's records. Without a token, a server of the run
+that opens connections for its own clients could be made to connect to this port and type into a shell.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ def port_of(node: int) -> int:
 
 def token_of(record_key: str, *, run_name: str, node: int) -> str:
     """Return the token of a node's shells, as 64 hexadecimal digits. `record_key` is the key of the run's records."""
-    # A signed record is a JSON object, so this text is none.
+    # Everything else that is signed with this key is a JSON object (`signed_record`), so no signature equals a token.
     text = "shell {} {}".format(run_name, node)
     return hmac.new(record_key.encode(), text.encode(), hashlib.sha256).hexdigest()

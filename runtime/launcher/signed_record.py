@@ -73,6 +73,7 @@ def read_stop(signed: bytes, key: str, *, run_name: str) -> Optional[float]:
 def _verify(signed: bytes, key: str) -> Optional[Dict[str, Any]]:
     """Return the signed object; None unless its signature is valid."""
     body, separator, signature = signed.strip().rpartition(_SIGNATURE_START)
+    # An empty key stands for one that is not known, such as that of a deleted Secret. Anybody could sign with it.
     if not separator or not signature.endswith(_SIGNATURE_END) or not key:
         return None
     body += b"}"

@@ -25,7 +25,7 @@ CONTRACT_VARIABLES = (
     "BACKEND",
     "RUN_DIR",
 )
-"""Variables of the environment contract that are never empty."""
+"""The variables of the environment contract that are checked: what scripts need most. They are never empty."""
 MAX_COUNTED_FILES = 100_000
 """After so many files of a dataset, counting stops at the end of their folder. Counting more could take minutes."""
 ALL_REDUCE_ELEMENTS = 1 << 20
@@ -108,7 +108,7 @@ def print_line(line: str) -> None:
 
 
 def check_environment() -> Dict[str, Any]:
-    """Check that every variable of the contract is set."""
+    """Check that the variables in CONTRACT_VARIABLES are set; report how many variables there are in all."""
     missing_variables = [name for name in CONTRACT_VARIABLES if not os.environ.get(name)]
     if missing_variables:
         raise CheckFailed(f"missing: {', '.join(missing_variables)}")
@@ -286,6 +286,7 @@ def main() -> int:
     report = Report(os.path.join(os.environ["RUN_DIR"], "check"), rank, int(os.environ["NODE_RANK"]))
     # The checks run where a customer's script would. The launcher has started this script in its own folder instead.
     os.chdir(os.environ["WORKSPACE"])
+    # `dict` as `describe`: what these checks return is the finding's data already.
     report.run("environment", check_environment, dict)
     report.run("python", check_python, dict)
     report.run("names", check_host_names, dict)

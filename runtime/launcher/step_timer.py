@@ -4,7 +4,7 @@
 blocking collective adds to a few numbers in a small file in memory. The launcher created the file and reads it. Nothing
 is sent and nothing waits, so a crash loses nothing and a slow launcher delays nothing. The file counts:
 
-    steps     Calls of `step()` of the optimizer that steps most regularly, by PyTorch's hook for all optimizers,
+    steps     Calls of `step()` of one optimizer (`Recorder` chooses which), by PyTorch's hook for all optimizers,
               Horovod's included. Not available for TensorFlow, which steps inside a compiled graph.
     time      From the end of one step to the end of the next, including everything in between.
     communication
@@ -265,7 +265,7 @@ def _watch_horovod(module: Any, recorder: Recorder) -> None:
 
 
 def _wrap(owner: Any, name: str, recorder: Recorder) -> None:
-    """Replace a function by its timed version, here and wherever it was imported under the same name."""
+    """Replace a function by its timed version, in `owner` and in modules of the same package that imported it."""
     function = getattr(owner, name, None)
     if function is None or getattr(function, "trainyard", False):
         return

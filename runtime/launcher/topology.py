@@ -219,7 +219,10 @@ def local_rank_flag(sources: Iterable[str], choice: str = "auto") -> Optional[st
 
 
 def _declared_flag(source: str) -> Optional[str]:
-    """Return the local-rank flag that an argument parser in this source declares (argparse, click, absl), or None."""
+    """Return the local-rank flag that an argument parser in this source declares, or None.
+
+    Knows the functions of argparse, optparse, click and absl.
+    """
     # Imported here because few scripts need it, and importing `ast` takes a fifth of the launcher's start.
     import ast  # noqa: PLC0415
 

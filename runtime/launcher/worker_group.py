@@ -185,7 +185,7 @@ class WorkerGroup:
         for local_rank in range(plan.workers):
             if announcement:
                 text = announcement.format(rank=plan.rank(local_rank), size=plan.world_size)
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # the round does not depend on the announcement
                     os.write(self._outputs[local_rank], "[trainyard] {}\n".format(text).encode())
             self.start_rank(plan, local_rank)
         self.finish_starting()
@@ -226,6 +226,7 @@ class WorkerGroup:
         # The path of the first; the second is placed beside it.
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
+        # Arguments cannot refer to secrets: the console rejects such an order.
         arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
         inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
@@ -359,5 +360,6 @@ class WorkerGroup:
             return
         # Elsewhere only the ranks' own process groups are known to belong to the run.
         for rank in self._ranks_by_pid.values():
+            # Most groups are empty by now, and one may have only processes that have changed their user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.pid, signal.SIGKILL)

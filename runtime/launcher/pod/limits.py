@@ -68,7 +68,7 @@ class PodLimits(NodeLimits):
         """Return a verdict if a limit is exceeded, else None."""
         is_silent = self.is_silent(now)  # must be called at every check, even if the result is not used
         self._count_kernel_events(now)
-        if is_silent and self.code_has_started:  # code may run before the ranks do
+        if is_silent and self.code_has_started:  # from `starting` on, before all ranks run
             return self.launcher_killed_verdict("stopped answering")
         if not self._record.has_started:  # the ranks
             return self._check_start(now, is_silent)

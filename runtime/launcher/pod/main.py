@@ -64,7 +64,7 @@ Fields of the record, in this order. Its last version, cut to 4096 bytes, is the
     detail              sentences that explain, but are no cause
     causes              [as in `protocol`: kind, code, at, node, rank?, exit_code?, signal?, message?, data?,
                         last_lines?]
-    round, members      of an elastic run, as for local runs
+    round, members      of an elastic run: the current round's number, and the messages `members` of `protocol` so far
     progress_at         the last sign of progress
     checkpoint_at       modification time of the newest checkpoint file (node 0)
     signature

@@ -232,7 +232,7 @@ class PodNode(Node):
         try:
             descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)
         except OSError:
-            return
+            return  # there is no request
         try:
             request = os.read(descriptor, MAX_RECORD_BYTES)
         except OSError:
@@ -294,6 +294,7 @@ class PodNode(Node):
         """Write the last record to the termination log; return the exit code of this process."""
         exit_code = None if self._tree.exit is None else self._tree.exit.exit_code
         self._record.data.update(phase="ended", finished_at=finished_at, exit_code=exit_code)
+        # If this fails, the backend reads the record in the run's folder, which `Record.finish` writes.
         with contextlib.suppress(OSError):
             descriptor = open_file(Path(self._pod.termination_path), os.O_TRUNC)
             try:

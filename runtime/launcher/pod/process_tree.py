@@ -64,6 +64,7 @@ class PodTree:
         for limit_kind, limit in ((resource.RLIMIT_NOFILE, _MAX_OPEN_FILES), (resource.RLIMIT_CORE, 0)):
             _soft, hard = resource.getrlimit(limit_kind)
             resource.setrlimit(limit_kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+        # The filter protects the pod's first process, and this one, which becomes the launcher.
         system_call_filter = seccomp.pod_filter((os.getppid(), os.getpid()))
         if system_call_filter is not None:
             # The filter is optional: even without it, nothing that a pod reports makes a run free (`limits`).

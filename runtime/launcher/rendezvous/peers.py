@@ -166,8 +166,8 @@ class Peers:
         try:
             connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
         except OSError:
-            return
-        connection.settimeout(SILENCE_SECONDS)
+            return  # `_handle_timers` tries again
+        connection.settimeout(SILENCE_SECONDS)  # a hub that reads nothing for so long counts as lost anyway
         self._pending_link = Link(connection, _MAX_HELLO_BYTES)
         self._selector.register(self._pending_link, EVENT_READ, self._pending_link)
         self._nonce = os.urandom(16).hex()

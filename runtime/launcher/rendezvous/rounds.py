@@ -81,7 +81,7 @@ class Rounds:
         """On the hub, start the ranks on every node. Call this only when all nodes have met and no rank runs."""
         addresses = self._peers.addresses(self._plan.addresses)
         self._plan = self._plan._replace(addresses=addresses)
-        port = 0
+        port = 0  # of Horovod's store; 0: there is none
         if self._plan.framework == "horovod" and self._plan.controller == "gloo":
             if self._horovod_store is None:
                 # Imported here because only Horovod needs a server, and `http.server` is slow to import.

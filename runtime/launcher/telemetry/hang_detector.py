@@ -36,8 +36,8 @@ NODE_BUSY_SHARE = 0.5
 _MAX_BACKGROUND_SHARE = 0.075
 """A process that uses a larger share of a core than this does work, not background activity."""
 _MAX_BUSY_SHARE = 2 * _MAX_BACKGROUND_SHARE
-"""The highest share at which any process counts as busy. `ProgressTracker.busy_share` is higher than BUSY_SHARE for a
-process with background activity."""
+"""The highest result of `ProgressTracker.busy_share`: a process with much background activity counts as busy only at a
+larger share than BUSY_SHARE."""
 _STARVED_SHARE = 0.5
 """A process that is ready to run for at least this share of the time counts as working, even if it gets no core."""
 _PARKED_SHARE = 0.02
@@ -295,8 +295,9 @@ class HangDetector:
         """
         if not self._hang_seconds:
             return False
-        # An idle run hangs after `allowed_idle_seconds` at the earliest, so the other half is enough for several
-        # inspections. A spinning run is inspected for `hang_seconds` from here on.
+        # An idle run counts as hung after `_min_hang_seconds` at the earliest. Inspections begin at half of this time,
+        # which leaves room for several. A spinning run is inspected from half of `hang_seconds` on, and counts as hung
+        # only after inspections over `hang_seconds`.
         is_idle = self.idle_seconds >= self._min_hang_seconds / 2
         if not is_idle and self.stalled_seconds < self._hang_seconds / 2:
             return False

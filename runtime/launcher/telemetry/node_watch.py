@@ -275,6 +275,7 @@ class NodeWatch:
         return activity
 
     def _metrics_changed(self) -> bool:
+        """Return whether METRICS_FILE has changed since the last call; False while there is none."""
         try:
             status = os.lstat(self._metrics_path)
         except OSError:

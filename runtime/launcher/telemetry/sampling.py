@@ -22,8 +22,9 @@ One sample is one JSON object:
                   comm_seconds (how much of that sum the rank waited for others; null if not known). `step_timer`
                   says which calls count
 
-A rank is slow if (step_seconds - comm_seconds) / steps is more than 1.3 times the median of all ranks. The share of
-communication is comm_seconds / step_seconds. Both need sums over about a minute.
+The console (`jobs.resource_usage`) calls a rank slow if (step_seconds - comm_seconds) / steps is more than 1.3 times
+the median of all ranks. It shows comm_seconds / step_seconds as the share of communication. Both need sums over about
+a minute.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ _NO_COUNTS = Counts(0, 0, 0.0, None)
 
 
 class Process(NamedTuple):
-    """One process. Seconds and bytes are sums since its start, and include children that it has reaped.
+    """One process. CPU seconds and bytes are sums since its start, and include children that it has reaped.
 
     `state` is the letter of /proc/<pid>/stat. `start` is its start time in ticks, which distinguishes processes of the
-    same pid. `runnable_seconds` is how long its first thread ran or waited for a core. Bytes are on disk.
+    same pid. `runnable_seconds` is how long its first thread has run or waited for a core. Bytes are those read from
+    disks and written to them.
     """
 
     pid: int

@@ -234,7 +234,7 @@ def _has_pipe_open(folder: str, report_fd: int) -> bool:
         try:
             file = os.stat("{}/{}".format(folder, name))
         except OSError:
-            continue
+            continue  # closed meanwhile
         if os.path.samestat(file, pipe):
             return True
     return False
@@ -289,7 +289,7 @@ def rank_state(text: str) -> RankState:
             waiting = WAITING
         elif _matches_any(frame, _WAITS_IF_IDLE):
             waiting = max(waiting, WAITING_IF_IDLE)
-    # Threads without a Python frame come and go, and thread identifiers differ, so the digest leaves both out.
+    # The digest covers all threads: one that starts, moves or ends shows that the rank does not stand still.
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_DIGEST_LENGTH]
     # The innermost frame of the customer's own code, or else the innermost frame.
     shown = next((frame for frame in frames if not _is_library(frame.file)), frames[0])

@@ -77,7 +77,8 @@ class WarmRanks:
 
         `arguments` are the script's path and its arguments. `folder` is its working directory. `descriptors` are the
         rank's output, the pipe for its reports, and perhaps its step counts. `import_folders`: see the function of that
-        name. The rank begins once rank 0 serves its store, or after `delay_seconds`.
+        name. The rank begins once rank 0 serves its store, or after `delay_seconds`. After the first None the socket is
+        closed, so that all further ranks of this node start cold without waiting.
         """
         if self._channel is None or self._wait("ready", READY_SECONDS) is None:
             self.close()
@@ -96,7 +97,7 @@ class WarmRanks:
             return None
         answer = self._wait("accepted", ACCEPT_SECONDS)
         if answer is None:
-            self.close()
+            self.close()  # a rank that accepts only now cannot answer any more, and ends
             return None
         return int(answer["pid"])
 

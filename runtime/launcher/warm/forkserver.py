@@ -5,10 +5,10 @@
 The warm pool's daemon (`runtime.backends.local.warm_pool.daemon`) starts one for each image. A fork server runs outside
 any sandbox, with a clean environment, one thread and no customer files. Its socket is in the working directory.
 
-Supervisors connect to the socket and pass a descriptor of their sandbox's first process. For each connection the fork
-server forks an *entry process*. The entry process waits for the launcher in that sandbox, enters the sandbox, forks the
-ranks there and ends. The launcher is the first process of the sandbox, so it adopts the ranks. It sends each rank its
-script (`client`).
+Supervisors connect to the socket and pass two descriptors: a socket to the launcher in their sandbox, and a pidfd of
+that sandbox's first process. For each connection the fork server forks an *entry process*. The entry process waits for
+the launcher's message on that socket, enters the sandbox, forks the ranks there and ends. The launcher is the first
+process of the sandbox, so it adopts the ranks. It sends each rank its script over the same socket (`client`).
 
 Before a rank runs customer code, it is confined like a rank that was started cold. It has only the sandbox's namespaces
 and its own descriptors, no capabilities, and the same limits, cgroup and session. If any of that fails, the rank does
@@ -195,6 +195,7 @@ def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str
     for folder in request["cgroups"]:
         with open(folder + "/cgroup.procs", "w") as file:
             file.write("0")
+    # No process of the sandbox can read or trace this one until `_reset_process`, which is called in each rank.
     _raise_on_error(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
     host_namespaces = _namespaces()
     _raise_on_error(_LIBC.setns(sandbox_pidfd, _ALL_NAMESPACES))
@@ -256,6 +257,7 @@ def _become_rank(launcher: socket.socket) -> Script:
     """Wait for the launcher's script and become the rank that runs it; end this process where that fails."""
     try:
         launcher.send(json.dumps({"type": "ready"}).encode())
+        # Any number of descriptors: two, or three with step counts.
         script_message, descriptors = receive(launcher, None)
         if not script_message:
             os._exit(0)
@@ -264,7 +266,7 @@ def _become_rank(launcher: socket.socket) -> Script:
         launcher.send(json.dumps(answer).encode())
         if reason:
             os._exit(0)
-        launcher.detach()
+        launcher.detach()  # so that only `_close_other_descriptors` closes it
         report_fd, *counts_fd = _close_other_descriptors(descriptors)
         _reset_process(script_message)
         _wait_for_store(script_message)
@@ -286,7 +288,7 @@ def _reason_to_start_cold(import_folders: List[str]) -> str:
         try:
             names = os.listdir(folder)
         except OSError:
-            continue
+            continue  # PYTHONPATH may name folders that do not exist
         for name in names:
             if name.partition(".")[0] in loaded and (name.endswith((".py", ".so", ".pyc")) or "." not in name):
                 return "{} comes before the image's own".format(os.path.join(folder, name))
@@ -336,6 +338,7 @@ def _reset_process(script_message: Dict[str, Any]) -> None:
     if torch is not None and threads.isdigit():
         # The library read the variable when the server imported it.
         torch.set_num_threads(int(threads))
+    # A cold rank has not imported the platform's modules either.
     for name in [name for name in sys.modules if name == "launcher" or name.startswith("launcher.")]:
         del sys.modules[name]
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -360,7 +363,7 @@ def _wait_for_store(script_message: Dict[str, Any]) -> None:
                     if any(port_suffix in line and line.split()[3] == "0A" for line in file):
                         return
             except OSError:
-                return
+                return  # listening sockets cannot be seen here, so the rank begins at once
         time.sleep(_STORE_POLL_SECONDS)  # the kernel announces no listening socket
 
 
