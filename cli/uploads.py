@@ -34,7 +34,7 @@ MAX_PAUSE_SECONDS = 15.0
 POLL_SECONDS = 1.0
 """Pause between two requests for the state of an upload whose bytes are all sent, while the console publishes it."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
-"""Names of files that the console unpacks. They are sent unchanged."""
+"""Endings of the names of files that the console unpacks. Such files are sent unchanged."""
 FINAL_STATES = frozenset({"complete", "failed"})
 """States of an upload that never change again."""
 RETRIED_STATUSES = frozenset({409, 460, 429, 502, 503, 504})
@@ -257,4 +257,4 @@ def content_of(path: Path, scan_folder: Callable[[Path], Scan]) -> Content:
         return FileContent(path)
     status = path.stat()
     file = LocalFile(path.name, path, status.st_size, status.st_mtime_ns)
-    return TarContent(Scan((file,), (), Ignore(())))
+    return TarContent(Scan(files=(file,), skipped=(), ignore=Ignore(())))
