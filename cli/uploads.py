@@ -218,8 +218,9 @@ class Uploads:
             try:
                 return upload_id, self._client.upload_offset(upload_id)
             except ApiError as error:
-                if error.status not in {404, 410}:  # the upload was deleted, has expired or failed: begin again
+                if error.status not in {404, 410}:
                     raise
+                # The upload was deleted, has expired or failed, so a new one begins.
         upload_id = self._client.create_upload(size_bytes=size, metadata=metadata)
         self._store_ids(self._stored_ids() | {state_key: upload_id})
         return upload_id, 0
