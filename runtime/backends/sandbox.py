@@ -146,7 +146,10 @@ def _machine_arguments(memory_bytes: int) -> list[str]:
 
 
 def closing_arguments(environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments that follow all mounts. They make everything read-only that is not a writable mount."""
+    """Return the arguments that follow all mounts. They make everything read-only that is not a writable mount.
+
+    They also set the environment and the current folder of the sandbox's program.
+    """
     # bubblewrap's root is a tmpfs without a size limit, so writing there would use up the host's memory.
     args = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     for name, value in sorted(environment.items()):
