@@ -140,7 +140,7 @@ class Run:
                 "alive": is_alive,
                 "seen_at": self.submission()["submitted_at"],
             }
-        if "alive" not in record:
+        if "alive" not in record:  # the record is from the file
             record["alive"] = pids.is_alive(record["pid"], record["start_time"])
             if record["alive"] and peer_liveness.is_silent(path, record):
                 peer_liveness.kill_silent(path, record)
