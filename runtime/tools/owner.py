@@ -79,7 +79,7 @@ class _RunningSession:
 
 
 class Owner:
-    """The sessions below `root`. Call `serve` in a thread that lasts: a tool ends with the thread that started it.
+    """The sessions below `root`. Call `serve` in a thread that lasts: `--die-with-parent` ends a tool with that thread.
 
     `url_path` returns the path of a session's URL, by the session's key.
     """
@@ -141,7 +141,7 @@ class Owner:
         for key, session in list(self._sessions.items()):
             try:
                 used_at = (session.folder / RECORD).stat().st_mtime
-            except FileNotFoundError:
+            except FileNotFoundError:  # without its record, nobody can find the session
                 used_at = 0.0
             is_idle = now - used_at > self._limits.idle_seconds
             if is_idle or session.process.poll() is not None:
@@ -253,6 +253,6 @@ def _seccomp_fds() -> list[int]:
 
 def _remove(folder: Path) -> None:
     """Remove a session's folder and its control groups. Safe to repeat."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # there are none, or an owner was killed as it wrote the file
         cgroups.remove(Path(path) for path in json.loads((folder / _CGROUPS).read_bytes()))
     shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
 
     def __init__(self, wsgi_app: Any, _flags: object) -> None:
         self._server: BaseWSGIServer = make_server(
-            "unix://",
+            "unix://",  # tells werkzeug that the descriptor is a Unix socket
             0,
             wsgi_app,
             threaded=True,
