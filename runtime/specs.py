@@ -490,8 +490,9 @@ class LogChunk:
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
     `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. The lines from this
-    number to that of the next pair were written at this time, give or take 0.1 s. Lines before the first pair have no
-    known time. None: the caller did not ask for times.
+    number to that of the next pair were written at this time, give or take 0.1 s; more in a log of many hours
+    (`runtime.launcher.log_times`). Lines before the first pair have no known time. None: the caller did not ask for
+    times.
     """
 
     text: str
