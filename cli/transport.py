@@ -43,7 +43,10 @@ class Event(NamedTuple):
 
 
 class Transport:
-    """Sends requests to paths below `<url>/api/v1/`. `pause(seconds)` waits between two tries; tests replace it."""
+    """Sends requests to paths below `<url>/api/v1/`.
+
+    `transport` is the one of httpx that sends them, and `pause(seconds)` waits between two tries; tests replace both.
+    """
 
     def __init__(
         self,
