@@ -39,7 +39,7 @@ MAX_ARGUMENT_BYTES = 1 << 20
 """How many bytes `root_arguments` may have in total, since the image's links may have long targets. The kernel allows
 2 MiB for all arguments and variables of a program; the sandbox's other ones need far less than the second MiB."""
 _LAUNCHER_MODULES = ("ctypes", "decimal", "hashlib", "shutil")
-"""Modules of the launcher that load libraries of their own, such as libffi, libmpdec, libcrypto and zlib."""
+"""Modules that the launcher imports and that load further libraries, such as libffi, libmpdec, libcrypto and zlib."""
 _SPLIT_FOLDERS = ("etc", "opt")
 """Folders below / in which the platform has entries of its own."""
 _OWN_FOLDERS = frozenset({"dev", "proc", "sys", "tmp", "trainyard"})

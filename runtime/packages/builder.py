@@ -90,8 +90,8 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
     backend = LocalBackend(
         root=layer.folder / "runs",
         images_root=Path(request.images_root),
-        # 1 PiB: this backend must never refuse, because the caller decides how many installations run at once.
         cpus=_CPUS,
+        # 1 PiB: this backend must never refuse, because the caller decides how many installations run at once.
         memory_mib=1 << 30,
         network=request.network,
     )

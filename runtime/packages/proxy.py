@@ -51,7 +51,7 @@ class Proxy:
             try:
                 await self._handle_request(reader, writer)
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                pass  # the client or the index has closed the connection, and the client reports that itself
+                pass  # a malformed request, or a connection that ended or timed out: the client reports it itself
             finally:
                 writer.close()
 
@@ -164,7 +164,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the connection has ended already
             writer.write_eof()
 
 

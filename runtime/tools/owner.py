@@ -177,6 +177,7 @@ class Owner:
     def _spawn(self, key: str, folder: Path, request: SessionRequest) -> subprocess.Popen[bytes]:
         """Start the tool of a session in its sandbox. `folder` is the session's folder."""
         memory_bytes = self._limits.memory_mib * 1024**2
+        # None where the kernel refuses control groups: the tool then runs without a limit of its memory.
         group = cgroups.create(
             f"trainyard-tool-{key}",
             memory_bytes=memory_bytes,

@@ -1,6 +1,7 @@
 """The local backend: every node of a run is a supervised, sandboxed process tree on this machine.
 
-All state is on disk. So any number of processes may use one root at the same time, and each may die at any moment.
+All state is on disk (`local.runs` lists the files). So any number of processes may use one root at the same time, and
+each may die at any moment.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Run:
     def request_deadline(self, deadline_seconds: int) -> None:
         """Ask every supervisor to move its deadline to `deadline_seconds` after the run's start, if that is later."""
         path, current = self.folder / "deadline.json", self.submission()["spec"]["deadline_seconds"]
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # no deadline was requested before: the spec's holds
             current = json.loads(path.read_bytes())["deadline_seconds"]
         if deadline_seconds > current:
             write_json(path, {"deadline_seconds": deadline_seconds})
