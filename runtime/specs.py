@@ -169,8 +169,8 @@ class RunSpec:
     stall_check_seconds: int = 0
     """After how many seconds Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
     hang_seconds: int = 120
-    """A run without any sign of progress for this long counts as hung; 0: never. The launcher may detect a hang sooner.
-    """
+    """A run without any sign of progress for this long counts as hung; 0: never. It counts as hung sooner if every rank
+    waits for the others for far longer than before."""
     builtin_script: str = ""
     """A script of the platform that runs instead of the workspace's: `smoke`, `hello`, `install` or `notebook`. Then
     `script` is empty.

@@ -24,7 +24,8 @@ def new_name() -> str:
 def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mib: int, seconds: float) -> CheckResult:
     """Run the platform's script `hello` on two nodes with the built-in image `image`; return the result.
 
-    Waits for the run's end for at most `seconds`, and deletes the run. Raises RuntimeFault.
+    Waits for the run's end for at most `seconds`, and deletes the run. `workspace` is any folder: each run needs
+    one. Raises RuntimeFault.
     """
     spec = RunSpec(
         name=name,
