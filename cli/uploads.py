@@ -51,10 +51,10 @@ class Content(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A string that differs if the bytes differ. It identifies the content of an interrupted upload."""
+        """The files' paths, sizes and times, or a hash of them. It identifies the content of an interrupted upload."""
 
     def read(self, offset: int) -> Iterator[bytes]:
-        """Yield the bytes from `offset` on. Raises CliError if they have changed meanwhile."""
+        """Yield the bytes from `offset` on. Raises CliError if the size of a file has changed meanwhile."""
 
 
 class FileContent:
