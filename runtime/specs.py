@@ -100,7 +100,7 @@ class Mount:
 class Image:
     """The image that a run uses. Exactly one of `builtin` and `reference` is set.
 
-    `builtin` names an image that this installation builds; the local backend keeps it as a virtual environment.
+    `builtin` names an image that this installation builds: a virtual environment, except on Kubernetes.
     `reference` is a registry reference, for backends that pull images. If `digest` is set, the image is pulled by this
     digest in place of the reference's tag.
     """

@@ -37,7 +37,7 @@ _LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 
 
 class LocalBackend(FolderBackend):
-    """Runs jobs on this machine. `root` holds the runs, `images_root` the built-in images (`runtime.images.venvs`).
+    """Starts runs on this machine. `root` holds the runs, `images_root` the built-in images (`runtime.images.venvs`).
 
     `cpus` and `memory_mib` limit all runs together. They default to the machine's cores and to `memory_fraction` of its
     memory. `disk_mib` is the disk limit of a run whose spec has none.
