@@ -59,7 +59,7 @@ def remove_tree(folder: Path) -> None:
         pending_names = _empty(top_fd, top_fd)
         while pending_names:
             name = pending_names.pop()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the rest of this folder stays, and so does the tree
                 folder_fd = _open(name, top_fd)
                 try:
                     pending_names += _empty(folder_fd, top_fd)

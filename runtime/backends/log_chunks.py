@@ -64,7 +64,7 @@ def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
         last = bisect_left(pairs, end, lo=first, key=lambda pair: _read_pair(file_fd, pair)[0])
         step = max(1, math.ceil((last - first) / _MAX_TIMES))
         pairs_read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
-    except OSError:
+    except OSError:  # the log is shown without times
         return []
     return sorted((offset, time / 1000) for offset, time in pairs_read if 0 < time < _MAX_MILLISECONDS)
 

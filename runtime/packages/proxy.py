@@ -102,7 +102,7 @@ class Proxy:
         for address in dict.fromkeys(str(entry[4][0]) for entry in entries):
             if not self._hosts[name, port] and not is_public(address):
                 continue
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):  # the next address may answer
                 return await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECT_SECONDS)
         return None
 

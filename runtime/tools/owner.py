@@ -106,7 +106,7 @@ class Owner:
             timeout = _HANDLER_SECONDS
 
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the client has closed the connection
+                with contextlib.suppress(OSError):  # the client has closed the connection, or sent nothing in time
                     answer = owner.handle_request(self.rfile.readline(_MAX_REQUEST_BYTES))
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 
@@ -216,7 +216,7 @@ class Owner:
     def _end(self, key: str) -> None:
         session = self._sessions.pop(key)
         session.process.kill()  # the sandbox dies with bubblewrap
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Python reaps it when it starts the next tool
             session.process.wait(_END_SECONDS)
         _remove(session.folder)
 

@@ -115,7 +115,7 @@ class LocalBackend(FolderBackend):
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
         run = self._find(name)
-        with contextlib.suppress(RunNotFound):
+        with contextlib.suppress(RunNotFound):  # the protocol: an unknown run needs no stop
             if run.status().phase is not RunPhase.ENDED:
                 run.request_stop(grace_seconds)
 
