@@ -382,7 +382,7 @@ def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) ->
 def _read_offset(response: httpx.Response) -> int:
     """Return how many bytes of an upload the console has, by its answer. Raises UnexpectedAnswer."""
     text = response.headers.get("Upload-Offset", "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):  # 20 digits: larger than any file
         raise UnexpectedAnswer("The console did not say how much of the upload it has.")
     return int(text)
 

@@ -1,7 +1,8 @@
 """The tokens of the consoles that this user has logged in to, in a file that only the user can read.
 
 The file is `credentials.json` in `$XDG_CONFIG_HOME/trainyard` or `~/.config/trainyard`, with mode 0600:
-`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` have precedence over it.
+`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` have precedence over it. With these,
+an address with http needs `TRAINYARD_ALLOW_HTTP` in place of `login`'s option --allow-http.
 """
 
 from __future__ import annotations

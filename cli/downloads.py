@@ -144,6 +144,7 @@ def download_file(
                     for block in response.iter_bytes():
                         received += len(block)
                         tries = 0
+                        # Checked before each write, since a faulty console could send bytes without end.
                         _require_size(target, is_expected=received <= entry.size)
                         file.write(block)
                         on_received(len(block))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FAILED, USAGE, JOB_FAILED, JOB_CANCELLED, TOO_EXPENSIVE, DETACHED = 1, 2, 3, 4, 5, 130
-"""Exit statuses. click uses 2 for a wrong command line, and shells use 130 (128 + SIGINT) for Ctrl-C."""
+"""Exit statuses. TOO_EXPENSIVE: the price is above the user's limit. DETACHED: the user no longer watches the job,
+which goes on. click uses 2 for a wrong command line, and shells use 130 (128 + SIGINT) for Ctrl-C."""
 
 
 class CliError(Exception):

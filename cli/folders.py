@@ -91,7 +91,10 @@ def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iter
 
 
 def _is_sendable(name: str) -> bool:
-    """Return whether a name is valid UTF-8, as paths of the API must be."""
+    """Return whether a name is valid UTF-8, as paths of the API must be.
+
+    Python shows each other byte of a file's name as a surrogate, which cannot be encoded.
+    """
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -16,7 +16,8 @@ DEFAULTS = (
     ".git/", ".hg/", ".svn/", ".venv/", "venv/", "node_modules/", "__pycache__/", "*.pyc", ".ipynb_checkpoints/",
     ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".DS_Store", ".env", ".ssh/", "/trainyard-jobs/",
 )  # fmt: skip
-"""Version control, environments, caches, and files that often hold secrets. The rule `!.env` includes `.env` again."""
+"""Version control, environments, caches, files that often hold secrets, and downloaded files of jobs. The rule `!.env`
+includes `.env` again."""
 TOKENS = re.compile(r"(?P<any>\*\*/)|(?P<rest>/\*\*$)|(?P<star>\*+)|(?P<one>\?)|(?P<set>\[!?\]?[^\]]*\])|\\(?P<raw>.)")
 """The parts of a pattern that are not literal: `**/`, `/**` at the end, `*`, `?`, `[…]`, and an escaped character."""
 EXPRESSIONS = {"any": "(?:.*/)?", "rest": "/.+", "star": "[^/]*", "one": "[^/]"}

@@ -29,7 +29,7 @@ class Program(click.Group):
             # would print a warning about the same error.
             sys.stderr.close()
             context.exit(1)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # Ctrl-C ends this program only: a job that it has bought goes on
             context.exit(DETACHED)
 
 

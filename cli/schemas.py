@@ -121,7 +121,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a quote or receipt."""
+    """A line of a quote or receipt. `rule` is a code for what is charged, `title` its name.
+
+    `quantity` and `unit_minor`, the price of one unit, are decimal strings.
+    """
 
     rule: str
     title: str
@@ -149,7 +152,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Quote:
-    """The price of a run. `lines` sum to the ceiling. `refusal` says why it cannot be bought now, if so."""
+    """The price of a run. `lines` sum to the ceiling. `refusal` says why it cannot be bought now, if so.
+
+    `mode` is `metered` (charged by the time used) or `fixed` (by epoch). `minimum_minor` is the least
+    that a run with billable time costs.
+    """
 
     id: str
     currency: str

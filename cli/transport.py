@@ -43,7 +43,10 @@ class Event(NamedTuple):
 
 
 class Transport:
-    """Sends requests to paths below `<url>/api/v1/`. `pause(seconds)` waits between two tries; tests replace it."""
+    """Sends requests to paths below `<url>/api/v1/`.
+
+    `transport` is the one of httpx that sends them, and `pause(seconds)` waits between two tries; tests replace both.
+    """
 
     def __init__(
         self,
@@ -121,6 +124,7 @@ class Transport:
         with self.stream(path, headers={"Accept": "text/event-stream"}, **options) as response:
             name, lines = "", list[str]()
             for line in response.iter_lines():
+                # A line that begins with a colon is a comment: its field is empty, and it is skipped.
                 field, _colon, value = line.partition(":")
                 value = value.removeprefix(" ")
                 if field == "event":
@@ -149,7 +153,7 @@ class Transport:
             body = response.json()
             fields = {str(name): str(sentence) for name, sentence in body.get("fields", {}).items()}
             error = ApiError(response.status_code, str(body["code"]), str(body["message"]), fields)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):  # not the console's form: perhaps a proxy answered
             message = f"{self.url} answered {response.status_code} {response.reason_phrase}".rstrip()
             error = ApiError(response.status_code, f"http_{response.status_code}", f"{message}. Try again later.")
         raise error

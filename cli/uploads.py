@@ -34,7 +34,7 @@ MAX_PAUSE_SECONDS = 15.0
 POLL_SECONDS = 1.0
 """Pause between two requests for the state of an upload whose bytes are all sent, while the console publishes it."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
-"""Names of files that the console unpacks. They are sent unchanged."""
+"""Endings of the names of files that the console unpacks. Such files are sent unchanged."""
 FINAL_STATES = frozenset({"complete", "failed"})
 """States of an upload that never change again."""
 RETRIED_STATUSES = frozenset({409, 460, 429, 502, 503, 504})
@@ -51,10 +51,10 @@ class Content(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A string that differs if the bytes differ. It identifies the content of an interrupted upload."""
+        """The files' paths, sizes and times, or a hash of them. It identifies the content of an interrupted upload."""
 
     def read(self, offset: int) -> Iterator[bytes]:
-        """Yield the bytes from `offset` on. Raises CliError if they have changed meanwhile."""
+        """Yield the bytes from `offset` on. Raises CliError if the size of a file has changed meanwhile."""
 
 
 class FileContent:
@@ -218,8 +218,9 @@ class Uploads:
             try:
                 return upload_id, self._client.upload_offset(upload_id)
             except ApiError as error:
-                if error.status not in {404, 410}:  # the upload was deleted, has expired or failed: begin again
+                if error.status not in {404, 410}:
                     raise
+                # The upload was deleted, has expired or failed, so a new one begins.
         upload_id = self._client.create_upload(size_bytes=size, metadata=metadata)
         self._store_ids(self._stored_ids() | {state_key: upload_id})
         return upload_id, 0
@@ -257,4 +258,4 @@ def content_of(path: Path, scan_folder: Callable[[Path], Scan]) -> Content:
         return FileContent(path)
     status = path.stat()
     file = LocalFile(path.name, path, status.st_size, status.st_mtime_ns)
-    return TarContent(Scan((file,), (), Ignore(())))
+    return TarContent(Scan(files=(file,), skipped=(), ignore=Ignore(())))

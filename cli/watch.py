@@ -212,8 +212,8 @@ def lines(
 ) -> Iterator[Line]:
     """Yield the lines of a rank's output as they are written, until the output ends.
 
-    Reconnects after an interruption. Ends early, without an error, if the console refuses or stops to answer: the
-    output is not worth the loss of the job's state, which `Watch` follows at the same time.
+    Reconnects after an interruption. Ends early, without an error, if the console refuses the request or no longer
+    answers. `Watch` calls this on a second thread, and notices such a fault itself as it follows the job's state.
     """
     offset, incomplete, tries, is_ended = 0, Line(""), 0, False
     while not is_ended and tries < TRIES:

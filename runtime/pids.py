@@ -50,7 +50,7 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
     try:
         if not is_alive(pid, start_ticks):
             return False
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since the check
             signal.pidfd_send_signal(descriptor, number)
         return True
     finally:

@@ -100,7 +100,7 @@ class Mount:
 class Image:
     """The image that a run uses. Exactly one of `builtin` and `reference` is set.
 
-    `builtin` names an image that this installation builds; the local backend keeps it as a virtual environment.
+    `builtin` names an image that this installation builds: a virtual environment, except on Kubernetes.
     `reference` is a registry reference, for backends that pull images. If `digest` is set, the image is pulled by this
     digest in place of the reference's tag.
     """
@@ -169,8 +169,8 @@ class RunSpec:
     stall_check_seconds: int = 0
     """After how many seconds Horovod warns of ranks that have not joined a collective; 0: Horovod's default."""
     hang_seconds: int = 120
-    """A run without any sign of progress for this long counts as hung; 0: never. The launcher may detect a hang sooner.
-    """
+    """A run without any sign of progress for this long counts as hung; 0: never. It counts as hung sooner if every rank
+    waits for the others for far longer than before."""
     builtin_script: str = ""
     """A script of the platform that runs instead of the workspace's: `smoke`, `hello`, `install` or `notebook`. Then
     `script` is empty.
@@ -490,8 +490,9 @@ class LogChunk:
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
     `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. The lines from this
-    number to that of the next pair were written at this time, give or take 0.1 s. Lines before the first pair have no
-    known time. None: the caller did not ask for times.
+    number to that of the next pair were written at this time, give or take 0.1 s; more in a log of many hours
+    (`runtime.launcher.log_times`). Lines before the first pair have no known time. None: the caller did not ask for
+    times.
     """
 
     text: str

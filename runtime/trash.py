@@ -36,7 +36,7 @@ class Trash:
         """Remove everything in the trash, except trees that another process is removing or that cannot be removed."""
         try:
             folders = list(self._folder.iterdir())
-        except OSError:
+        except OSError:  # nothing was moved in yet
             return
         for folder in folders:
             remove_tree(folder)
@@ -51,7 +51,7 @@ def remove_tree(folder: Path) -> None:
     """
     try:
         top_fd = _open(str(folder), None)
-    except OSError:
+    except OSError:  # it does not exist, or cannot be opened
         return
     try:
         if not _try_lock(top_fd):
@@ -59,7 +59,7 @@ def remove_tree(folder: Path) -> None:
         pending_names = _empty(top_fd, top_fd)
         while pending_names:
             name = pending_names.pop()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the rest of this folder stays, and so does the tree
                 folder_fd = _open(name, top_fd)
                 try:
                     pending_names += _empty(folder_fd, top_fd)

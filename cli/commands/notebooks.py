@@ -106,7 +106,7 @@ def extend(session: Session, notebook_id: int, hours: float, max_ceiling: str | 
     price_quote = client.quote_notebook_extension(notebook_id, added_seconds=round(hours * 3600))
     _show_quote(session, price_quote)
     confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="extension")
-    current = client.order_notebook(price_quote.id)
+    current = client.order_notebook(price_quote.id)  # extends this notebook: the quote is for more time
     if not session.screen.print_json(current):
         ceiling = money(current.ceiling_minor, current.currency)
         session.screen.print(f"Extended: notebook {notebook_id}. Its ceiling is {ceiling} now.", style="green")

@@ -158,7 +158,10 @@ def run(
 def _download_at_end(
     session: Session, client: Client, ended_job: Job, paths: tuple[str, ...], target: Path | None
 ) -> list[str]:
-    """Download files of an ended job. If the job did not succeed, missing files are not a second error."""
+    """Download files of an ended job. If the job did not succeed, a failed download is only printed.
+
+    The files may be missing then, and the exit status should be that of the job.
+    """
     try:
         return download(session, client, ended_job.id, paths, target, overwrite=True)
     except CliError as error:
@@ -298,7 +301,7 @@ def _build_form(
     product_name = options["product"] or _first_name([product.name for product in client.products()], "product")
     specs = client.node_specs()
     spec_name = options["node_spec"] or _first_name([spec.name for spec in specs], "node type")
-    # None: the console refuses the quote, so that the options which need the node spec may be left out.
+    # None for an unknown name. The console then refuses the quote, whether or not the fields that need it are complete.
     spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
     image_name = options["image"]

@@ -8,8 +8,8 @@ from runtime.backends.base import CheckResult
 from runtime.errors import RuntimeFault
 
 UNEXPECTED_ERRORS = (OSError, LookupError, ValueError, TypeError, AttributeError)
-"""What a check raises besides the errors of its cluster. All but OSError mean that an answer of the cluster has an
-unexpected form."""
+"""What a check may raise besides RuntimeFault. All but OSError mean that an answer of the cluster has an unexpected
+form."""
 
 
 def run_guarded(name: str, run_check: Callable[[], CheckResult | Iterable[CheckResult]]) -> Iterator[CheckResult]:

@@ -36,20 +36,20 @@ LAUNCHER_ENVIRONMENT = {
 }
 """The environment of the launcher. It has no variable of the image, such as LD_PRELOAD."""
 MAX_ARGUMENT_BYTES = 1 << 20
-"""How many bytes the arguments for these mounts may have in total, since links may have long targets. The kernel allows
-2 MiB for all arguments and variables of a program; those of the sandbox have far less than the rest."""
+"""How many bytes `root_arguments` may have in total, since the image's links may have long targets. The kernel allows
+2 MiB for all arguments and variables of a program; the sandbox's other ones need far less than the second MiB."""
 _LAUNCHER_MODULES = ("ctypes", "decimal", "hashlib", "shutil")
-"""Modules of the launcher that load libraries of their own, such as libffi, libmpdec, libcrypto and zlib."""
+"""Modules that the launcher imports and that load further libraries, such as libffi, libmpdec, libcrypto and zlib."""
 _SPLIT_FOLDERS = ("etc", "opt")
 """Folders below / in which the platform has entries of its own."""
 _OWN_FOLDERS = frozenset({"dev", "proc", "sys", "tmp", "trainyard"})
 """Folders below / that the sandbox fills itself."""
 _OWN_ENTRIES = {
-    # The dynamic linker of the launcher would load the libraries that ld.so.preload names.
+    # ld.so.preload stays missing: the dynamic linker of the launcher would load the libraries that it names.
     "etc": frozenset({"group", "hosts", "ld.so.preload", "mtab", "nsswitch.conf", "passwd", "resolv.conf"}),
     "opt": frozenset({"trainyard"}),
 }
-"""Entries of `_SPLIT_FOLDERS` that the image's do not replace."""
+"""Entries of `_SPLIT_FOLDERS` that are the platform's, or missing; the image's entries of these names are left out."""
 _MAX_LINKS = 40
 """How many links one path may contain, as in the kernel."""
 _LOADER = re.compile(r"ld[-.].*so")
@@ -68,7 +68,10 @@ class Container:
     environment: Mapping[str, str]
 
     def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the ranks. `environment` is that of ranks in a built-in image."""
+        """Return the environment of the ranks. `environment` is that of ranks in a built-in image.
+
+        Three of its variables describe this machine's system, and give way to those of the image.
+        """
         own = {name: value for name, value in environment.items() if name not in {"PATH", "LANG", "SSL_CERT_FILE"}}
         return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **self.environment, **own}
 
@@ -101,7 +104,10 @@ def count_entries(root: Path) -> int:
 
 
 def count_argument_bytes(root: Path) -> int:
-    """Return how many bytes `root_arguments` have as arguments of a program; compare it with MAX_ARGUMENT_BYTES."""
+    """Return how many bytes `root_arguments` have as arguments of a program; compare it with MAX_ARGUMENT_BYTES.
+
+    Without targets, since these only leave entries of the image out.
+    """
     return sum(len(os.fsencode(word)) + 1 for word in root_arguments(root, []))
 
 
@@ -121,9 +127,9 @@ def find_program(root: Path, names: Sequence[str], search_path: str) -> str:
 def host_interpreter() -> tuple[list[str], list[str]]:
     """Return the command that starts this process's interpreter in a sandbox, and bubblewrap's arguments for it.
 
-    The dynamic linker is started by name, since the sandbox has none, or the image's, at the interpreter's own path.
-    Raises OSError if this machine's interpreter is not linked dynamically to glibc, or if it has loaded a library that
-    the sandbox does not have, in whose place the dynamic linker might load one of the image.
+    The command names the machine's dynamic linker: at the path where the interpreter expects one, the sandbox has none
+    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc. Also raises it if
+    the interpreter has loaded a library that the sandbox does not have: the linker might load one of the image instead.
     """
     executable = Path(sys.executable).resolve()
     prefix = executable.parent.parent
@@ -150,8 +156,9 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     # The interpreter's own libraries come first: a system's may have the same names.
     folders = dict.fromkeys([prefix / "lib", *(path.parent for path in libraries)])
     search_path = ":".join(f"{HOST_TARGET}{folder}" for folder in folders)
-    # The cache is the image's. A library that is missing here would still be taken from the linker's default folders,
-    # which are the image's too, so the check above refuses an interpreter that has libraries elsewhere.
+    # The linker's cache (/etc/ld.so.cache) is the image's. A library that is missing here would still be taken from the
+    # linker's default folders, which are the image's too, so the check above refuses an interpreter that has libraries
+    # elsewhere.
     command = [f"{HOST_TARGET}{loader}", "--inhibit-cache", "--library-path", search_path]
     # A folder that a library or extension module names itself (DT_RPATH, DT_RUNPATH) is the image's, and the linker
     # prefers DT_RPATH to the library path. The empty name is the interpreter's.
@@ -215,7 +222,10 @@ def _resolve(root: Path, path: PurePosixPath) -> Path | None:
 
 
 def _loaded_libraries() -> list[Path]:
-    """Return the paths of the libraries that this process and the launcher load, with the dynamic linker."""
+    """Return the paths of the libraries that this process and the launcher load, with the dynamic linker.
+
+    Extension modules are left out: Python finds them by their paths, not by the linker's search.
+    """
     for name in _LAUNCHER_MODULES:
         importlib.import_module(name)
     paths: dict[Path, None] = {}  # a set in the order of the map

@@ -64,7 +64,7 @@ def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
         last = bisect_left(pairs, end, lo=first, key=lambda pair: _read_pair(file_fd, pair)[0])
         step = max(1, math.ceil((last - first) / _MAX_TIMES))
         pairs_read = [_read_pair(file_fd, pair) for pair in pairs[first:last:step]]
-    except OSError:
+    except OSError:  # the log is shown without times
         return []
     return sorted((offset, time / 1000) for offset, time in pairs_read if 0 < time < _MAX_MILLISECONDS)
 
@@ -78,8 +78,8 @@ def _read_pair(file_fd: int, index: int) -> tuple[int, int]:
 def text_chunk(raw_chunk: RawChunk, *, is_final: bool, at_line: bool = False, times: Times | None = None) -> LogChunk:
     """Decode the bytes of a log. Unless `is_final`, an incomplete character at their end is left to the next chunk.
 
-    `at_line`: unless the chunk begins with the file, leave out its first line, which may be incomplete. If the bytes
-    have no other line, leave out only an incomplete character. `times` are those of this chunk.
+    `at_line`: unless the chunk is the beginning of the file, leave out its first line, which may be incomplete. If the
+    bytes have no other line, leave out only an incomplete character. `times` are those of this chunk.
     """
     data, offset = raw_chunk.data, raw_chunk.offset
     if offset and at_line:

@@ -42,7 +42,7 @@ _NAMESPACES = (
     "ALL",
     "--clearenv",
 )
-# Folders and files of the host that every run may read, at the same paths; absent ones are skipped.
+# Folders and files of the host that runs in built-in images may read, at the same paths; absent ones are skipped.
 _SYSTEM_PATHS = (
     "/usr",
     "/etc/ld.so.cache",
@@ -52,7 +52,7 @@ _SYSTEM_PATHS = (
     "/etc/localtime",
     "/etc/alternatives",
 )
-# The same, for runs in a customer's own image too.
+# Those that every run may read, also in a customer's own image.
 _MACHINE_PATHS = ("/etc/resolv.conf", "/sys/devices/system/cpu", "/sys/devices/system/node")
 # Folders below / that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -146,7 +146,10 @@ def _machine_arguments(memory_bytes: int) -> list[str]:
 
 
 def closing_arguments(environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments that follow all mounts. They make everything read-only that is not a writable mount."""
+    """Return the arguments that follow all mounts. They make everything read-only that is not a writable mount.
+
+    They also set the environment and the current folder of the sandbox's program.
+    """
     # bubblewrap's root is a tmpfs without a size limit, so writing there would use up the host's memory.
     args = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
     for name, value in sorted(environment.items()):

@@ -24,7 +24,8 @@ def new_name() -> str:
 def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mib: int, seconds: float) -> CheckResult:
     """Run the platform's script `hello` on two nodes with the built-in image `image`; return the result.
 
-    Waits for the run's end for at most `seconds`, and deletes the run. Raises RuntimeFault.
+    Waits for the run's end for at most `seconds`, and deletes the run. `workspace` is any folder: each run needs
+    one. Raises RuntimeFault.
     """
     spec = RunSpec(
         name=name,
@@ -45,7 +46,7 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
         status = await_end(backend, name, seconds)
         return _result(status, backend, seconds, elapsed_seconds=time.monotonic() - started_at)
     finally:
-        with contextlib.suppress(BackendUnavailable):
+        with contextlib.suppress(BackendUnavailable):  # an error here would hide the result
             backend.delete(name)
 
 
@@ -61,7 +62,7 @@ def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
 
 
 def _result(status: RunStatus, backend: Backend, seconds: float, *, elapsed_seconds: float) -> CheckResult:
-    """Return the result for a run with this status. `seconds` is how long the check has waited for its end at most."""
+    """Return the result for a run with this status, for whose end the check has waited for at most `seconds`."""
     if status.outcome is Outcome.COMPLETED:
         detail = f"Two nodes met and finished {elapsed_seconds:.1f} s after submission."
         return CheckResult(_CHECK_NAME, ok=True, detail=detail)

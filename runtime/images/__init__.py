@@ -1,1 +1,1 @@
-"""Built-in images of the local backend: recipes, wheels, and the builder that turns them into virtual environments."""
+"""Built-in images as virtual environments, for local runs and Slurm: recipes, wheels, and the builder."""

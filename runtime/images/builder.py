@@ -1,4 +1,4 @@
-"""Build the images of the local backend from their recipes, and test them.
+"""Build images as virtual environments from their recipes, for local runs and Slurm, and test them on this machine.
 
 An image is ready only after two sandboxed processes have completed a collective in it, in every framework that its
 recipe names. A build that fails or is interrupted leaves no ready image, and can be repeated at any time.

@@ -103,7 +103,7 @@ def can_use_gpus(name: str, flavour: Flavour | None) -> bool:
     """Whether a built-in image uses the GPUs of its node. `flavour`: None where it is not known.
 
     An image of unknown flavour was built from the recipe's own requirements. They are for CUDA if the recipe has `cpu:`
-    lines, which replace them. An image without a recipe counts as using GPUs.
+    lines, which replace them. An image without a recipe counts as using GPUs: what is in it is not known.
     """
     try:
         recipe = read_recipe(name)

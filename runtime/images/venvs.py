@@ -1,4 +1,4 @@
-"""The state of the local backend's images, which are virtual environments in `<root>/<name>`.
+"""The state of the images for local runs and Slurm, which are virtual environments in `<images_root>/<name>`.
 
 The file `ready.json` in an image has the digest of its recipe and its flavour. While the image is under test, the file
 names the builder's process instead, and only that process may start runs. If the builder dies, the image stays unusable

@@ -76,7 +76,7 @@ def cache_folder() -> Path:
 
 def _digest(section: Section, installed_packages: str) -> str:
     """Return the name of the cache folder. `installed_packages` is the list of the interpreter's packages."""
-    interpreter = [sys.version, sysconfig.get_platform()]
+    interpreter = [sys.version, sysconfig.get_platform()]  # of this process, from which the image's was created
     return hashlib.sha256(json.dumps([section, installed_packages, interpreter]).encode()).hexdigest()
 
 

@@ -90,8 +90,8 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
     backend = LocalBackend(
         root=layer.folder / "runs",
         images_root=Path(request.images_root),
-        # 1 PiB: this backend must never refuse, because the caller decides how many installations run at once.
         cpus=_CPUS,
+        # 1 PiB: this backend must never refuse, because the caller decides how many installations run at once.
         memory_mib=1 << 30,
         network=request.network,
     )
@@ -129,7 +129,7 @@ def install_spec(name: str, image: Image, request: InstallRequest, mounts: Seque
     """Return the spec of the run that installs the packages, with these mounts."""
     return RunSpec(
         name=name,
-        framework=Framework.PYTORCH,
+        framework=Framework.PYTORCH,  # a run needs one; the script uses none
         image=image,
         nodes=1,
         workers_per_node=1,
@@ -138,7 +138,7 @@ def install_spec(name: str, image: Image, request: InstallRequest, mounts: Seque
         builtin_script="install",
         deadline_seconds=request.seconds,
         grace_seconds=1,
-        hang_seconds=0,
+        hang_seconds=0,  # a slow download may show no sign of progress
         log_limit_bytes=LOG_LIMIT_BYTES,
         mounts=tuple(mounts),
     )
@@ -221,7 +221,7 @@ def _copy_uv(root: Path) -> Path:
 
 
 def _read_log(backend: LocalBackend, request: InstallRequest, refused_hosts: set[str]) -> str:
-    """Return the end of the installation's output, without paths of this machine.
+    """Return the end of the installation's output, with `/images` in place of the path of this machine's images.
 
     `refused_hosts` has the hosts to which the proxy has refused connections; a line about each is added.
     """

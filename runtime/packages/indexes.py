@@ -33,6 +33,7 @@ class InvalidIndexes(RuntimeFault):
 class Indexes:
     """Package indexes. `addresses` and `find_links` are URLs or folders; the first address is the default index.
 
+    `find_links` is pip's option of this name: pages or folders that list files of any packages.
     `hosts` has the hosts that an installation may connect to, see `proxy.Hosts`. `certificate` is a file of trusted
     certificates; "" means the system's.
     """

@@ -148,7 +148,7 @@ def size_of(folder: Path) -> int:
                         pending_folders.append(Path(entry.path))
                     else:
                         total += entry.stat(follow_symlinks=False).st_blocks * 512  # the unit of st_blocks
-        except OSError:
+        except OSError:  # the rest of a folder that cannot be read is not counted
             continue
     return total
 

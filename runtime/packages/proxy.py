@@ -51,7 +51,7 @@ class Proxy:
             try:
                 await self._handle_request(reader, writer)
             except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                pass  # the client or the index has closed the connection, and the client reports that itself
+                pass  # a malformed request, or a connection that ended or timed out: the client reports it itself
             finally:
                 writer.close()
 
@@ -102,7 +102,7 @@ class Proxy:
         for address in dict.fromkeys(str(entry[4][0]) for entry in entries):
             if not self._hosts[name, port] and not is_public(address):
                 continue
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):  # the next address may answer
                 return await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECT_SECONDS)
         return None
 
@@ -164,7 +164,7 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     finally:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the connection has ended already
             writer.write_eof()
 
 

@@ -88,7 +88,7 @@ def find_conflict(requirements: Sequence[str], installed_versions: Mapping[str, 
         version = installed_versions.get(name)
         if version is None or requirement.marker is not None:
             continue
-        if not requirement.specifier.contains(version, prereleases=True):
+        if not requirement.specifier.contains(version, prereleases=True):  # the image may have a pre-release
             return Conflict(text, name, version)
     return None
 

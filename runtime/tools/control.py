@@ -89,7 +89,7 @@ class Session:
 
     def mark_used(self) -> None:
         """Record a use of the session now, so that the owner does not end it as idle."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # the session has ended
             os.utime(self.folder / RECORD)
 
 

@@ -79,7 +79,7 @@ class _RunningSession:
 
 
 class Owner:
-    """The sessions below `root`. Call `serve` in a thread that lasts: a tool ends with the thread that started it.
+    """The sessions below `root`. Call `serve` in a thread that lasts: `--die-with-parent` ends a tool with that thread.
 
     `url_path` returns the path of a session's URL, by the session's key.
     """
@@ -106,7 +106,7 @@ class Owner:
             timeout = _HANDLER_SECONDS
 
             def handle(self) -> None:
-                with contextlib.suppress(OSError):  # the client has closed the connection
+                with contextlib.suppress(OSError):  # the client has closed the connection, or sent nothing in time
                     answer = owner.handle_request(self.rfile.readline(_MAX_REQUEST_BYTES))
                     self.wfile.write(json.dumps(answer).encode() + b"\n")
 
@@ -141,7 +141,7 @@ class Owner:
         for key, session in list(self._sessions.items()):
             try:
                 used_at = (session.folder / RECORD).stat().st_mtime
-            except FileNotFoundError:
+            except FileNotFoundError:  # without its record, nobody can find the session
                 used_at = 0.0
             is_idle = now - used_at > self._limits.idle_seconds
             if is_idle or session.process.poll() is not None:
@@ -177,6 +177,7 @@ class Owner:
     def _spawn(self, key: str, folder: Path, request: SessionRequest) -> subprocess.Popen[bytes]:
         """Start the tool of a session in its sandbox. `folder` is the session's folder."""
         memory_bytes = self._limits.memory_mib * 1024**2
+        # None where the kernel refuses control groups: the tool then runs without a limit of its memory.
         group = cgroups.create(
             f"trainyard-tool-{key}",
             memory_bytes=memory_bytes,
@@ -215,7 +216,7 @@ class Owner:
     def _end(self, key: str) -> None:
         session = self._sessions.pop(key)
         session.process.kill()  # the sandbox dies with bubblewrap
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Python reaps it when it starts the next tool
             session.process.wait(_END_SECONDS)
         _remove(session.folder)
 
@@ -253,6 +254,6 @@ def _seccomp_fds() -> list[int]:
 
 def _remove(folder: Path) -> None:
     """Remove a session's folder and its control groups. Safe to repeat."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # there are none, or an owner was killed as it wrote the file
         cgroups.remove(Path(path) for path in json.loads((folder / _CGROUPS).read_bytes()))
     shutil.rmtree(folder, ignore_errors=True)

@@ -27,7 +27,7 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
 
     def __init__(self, wsgi_app: Any, _flags: object) -> None:
         self._server: BaseWSGIServer = make_server(
-            "unix://",
+            "unix://",  # tells werkzeug that the descriptor is a Unix socket
             0,
             wsgi_app,
             threaded=True,
@@ -49,6 +49,8 @@ def main() -> None:
     InheritedSocket.descriptor = int(sys.argv[1])
     # Only TensorBoard's own plugins, since plugins of other packages might show any file of the sandbox.
     board = program.TensorBoard(default.get_static_plugins(), server_class=InheritedSocket)
+    # With `load_fast`, TensorBoard would read the logs in a second process, its data server. With `reload_multifile`,
+    # it follows all files of a folder, not only the newest: several ranks and attempts may write there.
     board.configure(
         ["tensorboard", "--logdir", sys.argv[2], "--path_prefix", sys.argv[3], "--load_fast", "false",
          "--reload_interval", "5", "--reload_multifile", "true"]

@@ -1,6 +1,7 @@
 """The local backend: every node of a run is a supervised, sandboxed process tree on this machine.
 
-All state is on disk. So any number of processes may use one root at the same time, and each may die at any moment.
+All state is on disk (`local.runs` lists the files). So any number of processes may use one root at the same time, and
+each may die at any moment.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 
 
 class LocalBackend(FolderBackend):
-    """Runs jobs on this machine. `root` holds the runs, `images_root` the built-in images (`runtime.images.venvs`).
+    """Starts runs on this machine. `root` holds the runs, `images_root` the built-in images (`runtime.images.venvs`).
 
     `cpus` and `memory_mib` limit all runs together. They default to the machine's cores and to `memory_fraction` of its
     memory. `disk_mib` is the disk limit of a run whose spec has none.
@@ -114,7 +115,7 @@ class LocalBackend(FolderBackend):
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
         run = self._find(name)
-        with contextlib.suppress(RunNotFound):
+        with contextlib.suppress(RunNotFound):  # the protocol: an unknown run needs no stop
             if run.status().phase is not RunPhase.ENDED:
                 run.request_stop(grace_seconds)
 

@@ -69,7 +69,7 @@ def _check_machine(backend: Backend) -> CheckResult:
 def _check_gpus(backend: Backend) -> CheckResult:
     try:
         (machine,) = backend.capacity().machines
-    except RuntimeFault:
+    except RuntimeFault:  # `_check_machine` has reported it
         return CheckResult("GPUs", ok=True, detail="The GPUs cannot be counted now.")
     if machine.total.gpus:
         return CheckResult("GPUs", ok=True, detail=f"{machine.total.gpus} × {machine.total.gpu_type}")

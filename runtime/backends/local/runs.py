@@ -6,7 +6,7 @@
                   nodes/<node>.json      the record of the node's supervisor
                   nodes/<node>.lock      locked while the supervisor lives
                   nodes/<node>.silent    exists if the supervisor was killed because it sent no heartbeat
-                  nodes/<node>.shell     the socket on which members open shells in the node, while it runs
+                  nodes/<node>.shell     the socket on which members of the organization open shells in the node
                   nodes/<node>.cgroups   the node's control groups, while they exist
                   nodes/<node>.samples.jsonl  resource usage over time
                   logs/rank-<rank>.log   the output of each rank
@@ -140,7 +140,7 @@ class Run:
                 "alive": is_alive,
                 "seen_at": self.submission()["submitted_at"],
             }
-        if "alive" not in record:
+        if "alive" not in record:  # the record is from the file
             record["alive"] = pids.is_alive(record["pid"], record["start_time"])
             if record["alive"] and peer_liveness.is_silent(path, record):
                 peer_liveness.kill_silent(path, record)
@@ -157,7 +157,7 @@ class Run:
         try:
             request = json.loads(path.read_bytes())
             requested_end_at = request["at"] + request["grace_seconds"]
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # this is the first request
             requested_end_at = float("inf")
         if now + grace_seconds < requested_end_at:
             write_json(path, {"at": now, "grace_seconds": grace_seconds})
@@ -167,7 +167,7 @@ class Run:
     def request_deadline(self, deadline_seconds: int) -> None:
         """Ask every supervisor to move its deadline to `deadline_seconds` after the run's start, if that is later."""
         path, current = self.folder / "deadline.json", self.submission()["spec"]["deadline_seconds"]
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # no deadline was requested before: the spec's holds
             current = json.loads(path.read_bytes())["deadline_seconds"]
         if deadline_seconds > current:
             write_json(path, {"deadline_seconds": deadline_seconds})
@@ -209,7 +209,7 @@ class Run:
         """Return whether the node's supervisor lives, or a process that has inherited the lock and will become it."""
         try:
             descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        except OSError:  # the run's folder is being removed
             return False
         try:
             # A shared lock, since an exclusive one would make a second reader believe that a supervisor holds it.

@@ -54,13 +54,13 @@ class WarmPool:
         with self._starting_cold(request, log):
             yield request["nonce"]
         if self._idle_seconds:
-            self.prepare(fork_server)
+            self.prepare(fork_server)  # for the next run
 
     def prepare(self, fork_server: ForkServer | None) -> None:
         """Start the daemon and this fork server (None: only the daemon) in the background, unless they run."""
         if self._is_running():
             with protocol.sending_request(self._root, {"fork_server": fork_server, "start": None}):
-                return
+                return  # even if it was not accepted: the next submission sends the fork server again
         settings: DaemonSettings = {
             "root": str(self._root),
             "version": self._version,
@@ -73,7 +73,7 @@ class WarmPool:
         threading.Thread(target=process.wait, daemon=True).start()
 
     def is_prepared(self, fork_server: ForkServer) -> bool:
-        """Return whether this fork server accepts requests."""
+        """Return whether this fork server accepts requests: its socket has its name only while it does."""
         return (self._folder / fork_server["name"]).exists()
 
     def socket_path(self, fork_server: ForkServer) -> Path:

@@ -4,8 +4,8 @@
 
 If the daemon dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own.
 Its fork servers die with it, and the next submission starts cold. Each root folder of runs has at most one daemon,
-which holds `.warm_pool/lock`. It ends after `idle_seconds` without requests. Standard library only, so that its forks
-are small.
+which holds `.warm_pool/lock`. It ends after `idle_seconds` without requests. Imports no installed package, so that its
+forks are small.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _RESTART_SECONDS = 60.0
 """Pause before a fork server that has ended is started again. Without it, a fork server whose imports fail would be
 started at every request."""
 _MAX_MESSAGE_BYTES = 1 << 18
-"""By default the kernel refuses to send larger ones (`net.core.wmem_default`: about 200 KiB). Real ones have a few."""
+"""Maximum length of a message about a fork server: more than the kernel lets a process send by default (about 200 KiB,
+`net.core.wmem_default`), so none is cut off. A usual one has about 1 KiB."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 """The program of a fork server. The image's Python runs it by its path, since an image does not have this package."""
 
@@ -178,7 +179,7 @@ class Daemon:
             # A second fork, so that init adopts the supervisor and the daemon need not reap it.
             if os.fork():
                 os._exit(0)
-            os.close(self._lock_fd)
+            os.close(self._lock_fd)  # a run must not keep the next daemon from getting the lock
             self._fork_server_reader.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()

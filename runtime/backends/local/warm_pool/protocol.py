@@ -1,7 +1,7 @@
 """The messages between the backend and the warm pool's daemon.
 
 Sockets lie in `<root>/.warm_pool`, which only the console's user may enter. If the daemon does not answer within a
-second, the run starts cold. Standard library only: the supervisor imports this.
+second, the run starts cold. Imports no installed package: the daemon and the starter use Python without site-packages.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -I -S -c "..." < request
 
 This process waits for the end of its input. The input ends when the submitter has recorded the submission, or has died.
-In the latter case nothing is started. Standard library only, so that it starts in milliseconds.
+In the latter case nothing is started. Imports no installed package, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def supervise(request: StartRequest) -> None:
     reserved_ports = [network.reserve_port() for _port in range(1 + worker_ports + request["spare_ports"])]
     port_numbers = [port.getsockname()[1] for port in reserved_ports]
     shared_fields = {
-        # TensorFlow's chief listens at the first worker's port.
+        # TensorFlow's chief listens at the first worker's port; the port for the master then stays unused.
         "master_port": port_numbers[1] if worker_ports else port_numbers[0],
         "worker_ports": port_numbers[1 : 1 + worker_ports],
         "spare_ports": port_numbers[1 + worker_ports :],
@@ -83,7 +83,7 @@ def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
         os.setsid()
     for lock_node, lock in enumerate(locks):
         if lock_node == node:
-            os.set_inheritable(lock, False)
+            os.set_inheritable(lock, False)  # the node's processes must not hold it after the supervisor has died
         else:
             os.close(lock)
     log = os.open(f"{plan['folder']}/logs/supervisor-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
