@@ -152,7 +152,7 @@ def publish_file(
 def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) -> DatasetVersion:
     """Publish a copy of the file or folder at `path` below `root` as the dataset's next version. Links are left out.
 
-    Raises BadArchive, NotFound if the dataset was deleted meanwhile, and whatever `tree_copy.copy_tree` raises.
+    Raises BadArchive, NotFound if the dataset was deleted meanwhile, and the errors of `tree_copy.copy_tree`.
     """
     with Reservation(dataset.organization, label=dataset.name) as reservation, scratch_folder() as folder:
         copy_path = folder / "files"
@@ -301,7 +301,7 @@ def ensure_first_workspace(*, organization: Organization, user: User | None) -> 
 def write_file(
     *, workspace: Workspace, path: str, stream: Readable, expected_versions: Collection[str] | None = None
 ) -> WriteResult:
-    """Create or replace a file of the workspace. Raises TooLarge and whatever `files.write` raises.
+    """Create or replace a file of the workspace. Raises TooLarge and the errors of `files.write`.
 
     `files.write` explains `expected_versions`. A small file can be replaced even if the quota is used up, so that the
     editor can save a shorter text.
@@ -324,7 +324,7 @@ def write_file(
 
 
 def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None]) -> None:
-    """Move the complete file `source` into the workspace. Raises TooLarge and whatever `files.place` raises.
+    """Move the complete file `source` into the workspace. Raises TooLarge and the errors of `files.place`.
 
     The caller has reserved quota for the file. `on_placed` must release it; it is called in the transaction that counts
     the file in the workspace.
@@ -367,7 +367,7 @@ def unpack_into_workspace(
 def make_folder(*, workspace: Workspace, path: str) -> bool:
     """Create a folder of the workspace; return whether it is new.
 
-    Raises TooLarge and whatever `files.make_folder` raises.
+    Raises TooLarge and the errors of `files.make_folder`.
     """
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
@@ -379,7 +379,7 @@ def make_folder(*, workspace: Workspace, path: str) -> bool:
 
 
 def move_file(*, workspace: Workspace, source: str, target: str) -> None:
-    """Rename a file or folder of the workspace. Raises TooLarge and whatever `files.move` raises."""
+    """Rename a file or folder of the workspace. Raises TooLarge and the errors of `files.move`."""
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
         new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only new folders: the entry exists

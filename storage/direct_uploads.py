@@ -99,7 +99,7 @@ def _object_key(upload: Upload) -> str:
 def create(*, organization: Organization, user: User | None, new: uploads.NewUpload) -> Upload:
     """Create a direct upload and reserve quota for its size.
 
-    Raises BucketUnavailable and whatever `uploads.create` raises.
+    Raises BucketUnavailable and the errors of `uploads.create`.
     """
     if not is_offered():
         raise InvalidInput(_("Direct uploads are turned off here. Use tus instead."))

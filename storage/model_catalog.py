@@ -80,7 +80,7 @@ def publish_version(
     """Publish a copy of the file or folder at `path` below `root` as the next version of the model `name`.
 
     The first version also creates the model. A `description` that is not empty replaces the model's. Raises
-    InvalidInput, TooLarge, TooMany, StorageFull, and whatever `tree_copy.copy_tree` raises.
+    InvalidInput, TooLarge, TooMany, StorageFull, and the errors of `tree_copy.copy_tree`.
     """
     validate_texts(name, description)
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:

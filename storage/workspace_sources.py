@@ -28,7 +28,7 @@ def start_workspace(
     """Create a workspace from at most one source: the example `template`, the workspace `copy_of`, or `git_url`.
 
     A git repository is imported later; the import is returned instead of a workspace. Raises InvalidInput, and
-    whatever `catalog.create_workspace` and `workspace_imports.start_import` raise.
+    the errors of `catalog.create_workspace` and `workspace_imports.start_import`.
     """
     if sum(map(bool, (template, copy_of, git_url))) > 1:
         raise InvalidInput(

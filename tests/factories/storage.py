@@ -56,7 +56,7 @@ class DatasetFactory(DjangoModelFactory):
 
 
 class DatasetVersionFactory(DjangoModelFactory):
-    """A published version, its dataset's latest. Its folder is empty, whatever its sizes say."""
+    """A published version, its dataset's latest. Its folder is empty; its sizes are invented."""
 
     class Meta:
         model = DatasetVersion
@@ -87,7 +87,7 @@ class ModelFactory(DjangoModelFactory):
 
 
 class ModelVersionFactory(DjangoModelFactory):
-    """A published version, its model's latest. Its folder is empty, whatever its sizes say."""
+    """A published version, its model's latest. Its folder is empty; its sizes are invented."""
 
     class Meta:
         model = ModelVersion
