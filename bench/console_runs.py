@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console as Screen
 
 from bench.baselines import FIRST_ALL_REDUCE_FILE
-from bench.environment import ROOT, free_port_pair
+from bench.environment import ROOT, free_console_port
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 
@@ -43,7 +43,7 @@ class ConsoleRuns:
             **os.environ,
             "TRAINYARD_VAR": str(self._var),
             "TRAINYARD_IMAGES_ROOT": str(self._images_root),
-            "TRAINYARD_URL": f"http://127.0.0.1:{free_port_pair()}",
+            "TRAINYARD_URL": f"http://127.0.0.1:{free_console_port()}",
         }
         self._process = subprocess.Popen(
             [sys.executable, str(ROOT / "manage.py"), "demo"],

@@ -29,8 +29,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def free_port_pair() -> int:
-    """Return a free port whose next one is free too: the payments sandbox listens there."""
+def free_console_port() -> int:
+    """Return a free port for a console. The next port, where its payments sandbox listens, is free too."""
     while True:
         port = free_port()
         with socket.socket() as next_probe:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench import cpu_use, rounds
-from bench.environment import embedded_console, free_port_pair, images_root
+from bench.environment import embedded_console, free_console_port, images_root
 from bench.pages import create_customer, serve_console
 
 FILES = 100_000
@@ -33,7 +33,7 @@ BUFFER_BYTES = 1 << 20
 
 def main() -> None:
     """Measure, then print the table and the JSON object."""
-    url = f"http://127.0.0.1:{free_port_pair()}"
+    url = f"http://127.0.0.1:{free_console_port()}"
     with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
         figures = measure(settings, url)
     rounds.print_table(f"{FILES} files, {DOWNLOAD_MIB} MiB", figures)

@@ -134,6 +134,10 @@ class MemoryCluster:
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
         """See `Backend`. Every image can run."""
 
+    def image_identity(self, image: Image) -> str:
+        """See `Backend`. Images never change."""
+        return image.builtin or image.reference
+
 
 class QueueWorker:
     """The commands of `control_plane`, which a worker process executes."""

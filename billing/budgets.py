@@ -67,7 +67,7 @@ class BudgetState:
         return self.committed_minor / self.budget.amount_minor
 
     @property
-    def reached_percent(self) -> int:
+    def reached_threshold(self) -> int:
         """Return the highest of THRESHOLDS that is reached; 0 if none."""
         reached = (
             percent for percent in THRESHOLDS if self.committed_minor * 100 >= self.budget.amount_minor * percent
@@ -204,7 +204,7 @@ def _warn(account: Account) -> None:
 
 def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
     """Record the thresholds that a budget reached in a month, and return those that were not recorded before."""
-    reached = [percent for percent in THRESHOLDS if percent <= state.reached_percent]
+    reached = [percent for percent in THRESHOLDS if percent <= state.reached_threshold]
     if not reached:
         return []
     with transaction.atomic():

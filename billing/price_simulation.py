@@ -180,7 +180,7 @@ def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation:
         epochs=terms.epochs,
     )
     usage = Usage.from_json(receipt.usage)
-    deadlines = [
+    deadlines = [  # an extension's quote has the new deadline of the whole run
         quote.deadline_seconds,
         *(extension.quote.deadline_seconds for extension in receipt.hold.extensions.all()),
     ]

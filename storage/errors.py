@@ -84,7 +84,7 @@ class SourceChanged(StorageError):
 
 
 class NotAScript(FileMissing):
-    """The file is not a Python script."""
+    """The file is not a Python script, so there is no script at this path."""
 
     code = "not_a_script"
     message = _("Choose a Python script: a file whose name ends in .py.")

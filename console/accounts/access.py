@@ -32,7 +32,7 @@ class HasCapability(BasePermission):
         """Return whether the member may use this method; HEAD and OPTIONS need the capability of GET.
 
         A method that the view does not implement is allowed here, so that DRF answers with 405.
-        Raises SecondFactorRequired, for sessions and for tokens of people.
+        Raises SecondFactorRequired, for sessions and tokens alike, but not for service accounts.
         """
         membership = request_membership(request)
         if membership is None:

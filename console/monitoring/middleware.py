@@ -102,7 +102,7 @@ def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -
     """Count the request, and how long Django took to respond."""
     method, route = request.method if request.method in METHODS else "other", route_of(request)
     buffer.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
-    if not is_event_stream(response):  # it is sent only after this function, so its duration is not known
+    if not is_event_stream(response):  # it lasts as long as its page is open
         buffer.observe(HTTP_SECONDS, seconds, route=route, method=method)
 
 

@@ -58,12 +58,14 @@ NOT_ADMITTED = 1008
 CROSS_SITE = Refusal(403, "cross_site", "This request came from another site.")
 TOO_MANY_WEBSOCKETS = Refusal(429, "too_many_websockets", "Too many tabs of this notebook are open. Close some.")
 REQUEST_HEADERS = proxy.REQUEST_HEADERS | {
-    "cache-control", "content-length", "if-match", "origin", "referer", "user-agent", "x-requested-with",
+    "cache-control", "content-length", "if-match", "if-modified-since", "if-none-match", "origin", "referer",
+    "user-agent", "x-requested-with",
 }  # fmt: skip
 """Request headers that are passed on to the notebook: those that JupyterLab and its extensions read. Cookies and
 `Authorization` are missing, because customers' code must not learn credentials of a member."""
 RESPONSE_HEADERS = proxy.RESPONSE_HEADERS | {
-    "cache-control", "content-disposition", "content-encoding", "content-type", "date", "expires", "vary",
+    "cache-control", "content-disposition", "content-encoding", "content-type", "date", "etag", "expires",
+    "last-modified", "vary",
 }  # fmt: skip
 """Response headers that are passed on to the browser. `Set-Cookie` is missing, because a cookie could apply to the
 console's domain. CORS headers are missing, because no other origin may read a notebook. So are headers that a browser

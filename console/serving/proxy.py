@@ -26,11 +26,10 @@ TIMEOUT = httpx.Timeout(90.0, connect=5.0)
 """In seconds. On a busy machine a tool that has just started may take a minute for its first response. A connection to
 a Unix socket takes no time; five seconds mean that the tool hangs."""
 TOOL_ENDED = Refusal(502, "tool_ended", "This tool has ended or does not answer. Open it again.")
-REQUEST_HEADERS = frozenset(
-    {"accept", "accept-encoding", "accept-language", "content-type", "range", "if-none-match", "if-modified-since"}
-)
-"""Request headers that are passed on to the tool: for content negotiation, ranges and caching."""
-RESPONSE_HEADERS = frozenset({"content-length", "content-range", "accept-ranges", "etag", "last-modified"})
+TOOL_REDIRECTS = Refusal(502, "tool_redirects", "This tool answered with a redirect, which is not passed on.")
+REQUEST_HEADERS = frozenset({"accept", "accept-encoding", "accept-language", "content-type", "range"})
+"""Request headers that are passed on to the tool: for content negotiation and ranges."""
+RESPONSE_HEADERS = frozenset({"content-length", "content-range", "accept-ranges"})
 """Response headers that are passed on to the browser: they describe the body, and cannot change what it may do."""
 DATA_TYPES = frozenset({"application/json", "text/plain", "text/csv", "image/png", "image/jpeg", "image/gif",
                         "image/webp", "image/bmp", "audio/wav", "audio/mpeg", "audio/ogg", "audio/flac",
@@ -46,8 +45,8 @@ async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, rec
     """Forward a request to a tool, and send its response. Raises Refused if the tool does not respond or redirects."""
 
     def headers(response: httpx.Response) -> Headers:
-        if response.is_redirect:  # it could lead the browser out of the tool's pages
-            raise Refused(TOOL_ENDED)
+        if response.has_redirect_location:  # it could lead the browser out of the tool's pages
+            raise Refused(TOOL_REDIRECTS)
         return _select_headers(upstream, scope["path"], response.headers)
 
     request = request_of(scope, REQUEST_HEADERS, host=b"localhost", content=body or None)

@@ -95,7 +95,7 @@ def _money_notices(data: OverviewData) -> Iterator[Notice]:
         }
         yield Notice("unpaid_storage", text, action, url, is_urgent=True)
     for state in data.budgets:
-        if state.reached_percent >= BUDGET_WARNING_PERCENT:
+        if state.reached_threshold >= BUDGET_WARNING_PERCENT:
             yield _budget_notice(state)
 
 
@@ -108,7 +108,7 @@ def _budget_notice(state: BudgetState) -> Notice:
         }
     else:
         text = _("%(percent)d%% of the organization's budget is charged or held this month.") % {"percent": percent}
-    is_exceeded = state.reached_percent >= 100
+    is_exceeded = state.reached_threshold >= 100
     if is_exceeded:
         text = f"{text} {_('New orders are refused. Runs continue.')}"
     return Notice("budget", text, _("Budgets"), f"{reverse('cost_list')}#budgets", is_urgent=is_exceeded)

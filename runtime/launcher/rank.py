@@ -5,12 +5,12 @@ script, it reports `raised`, with the exception and its place. Then it shows the
 only. Both reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and
 the peers of a failing rank may fail before that rank has ended.
 
-On STACK_SIGNAL from the launcher, the stacks of all threads are written to the same pipe. When the script imports a
-framework, `step_timer` begins to count its steps.
+On STACK_SIGNAL from the launcher, the stacks of all threads are written to the pipe of these reports. When the script
+imports a framework, `step_timer` begins to count its steps.
 
 A script cannot distinguish this from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks), and nothing
 here can make it fail. Few modules are imported, since the script would find them in `sys.modules`. Annotations are
-quoted, because `compile` would apply a `from __future__ import annotations` of this file to the script too.
+quoted, because the names in them are imported for type checkers only.
 """
 
 import os
@@ -86,7 +86,7 @@ def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
             report("raised", _describe_exception(exit_request))
         raise
     except KeyboardInterrupt:
-        report("raised")  # without fields: the launcher then reports SIGINT, which ends the process, not an exception
+        report("raised")  # without fields, because the launcher reports SIGINT, by which the process will end
         # Only the interpreter itself can show it, shut down, and then end by SIGINT.
         sys.excepthook = _Excepthook(sys.excepthook)
         raise
@@ -124,14 +124,18 @@ def _describe_exception(error: BaseException) -> str:
 def _most_informative_line(text: str) -> str:
     """Return the most informative line of an exception's text: the first that does not only introduce other lines.
 
-    Such an introduction ends with a colon, such as "Error(s) in loading state_dict:".
+    Such an introduction ends with a colon, such as "Error(s) in loading state_dict:". After TensorFlow's "in user
+    code:" come frames, each a line `File …` and a line of source, and then the error itself.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not lines[0].endswith(":"):
         return lines[0] if lines else ""
     if any(line.endswith("Traceback (most recent call last):") for line in lines):
         return lines[-1]  # a traceback ends with its exception
-    return next((line for line in lines if not line.endswith(":") and not line.startswith('File "')), lines[0])
+    frames = [number for number, line in enumerate(lines) if line.startswith('File "')]
+    if frames:
+        return (lines[frames[-1] + 2 :] or lines[-1:])[0]
+    return next((line for line in lines if not line.endswith(":")), lines[0])
 
 
 def _type_name(error: BaseException) -> str:

@@ -46,7 +46,8 @@ class Shells:
                 return
             try:
                 spawn(
-                    # Other processes of the run can read the token here. They could start a shell without it, too.
+                    # Other processes of the run can read the token in this command line. It gives them nothing, since
+                    # they can execute a shell themselves.
                     [self._python, "-I", extract_file("shell.py"), *([self._token] if self._token else [])],
                     environment,
                     output_fd=connection.fileno(),

@@ -1,4 +1,4 @@
-"""The package indexes that installations may use: those of the setting PACKAGE_INDEXES, else of pip's configuration.
+"""The package indexes that runs' packages may come from: the setting PACKAGE_INDEXES, else pip's configuration.
 
 An index is a URL or a folder on this machine.
 """
@@ -6,6 +6,7 @@ An index is a URL or a folder on this machine.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ DEFAULT_FILE_HOSTS = ("files.pythonhosted.org",)
 """Hosts of the files that DEFAULT_INDEX lists."""
 _PORTS = {"http": 80, "https": 443}
 """The default port of each scheme that an index may have."""
+_INDEX_NAME = re.compile(r"[\w.-]+")
+"""The name that uv allows before an index's address."""
 _UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE")
 """Environment variables of uv for the settings that this module reads."""
 
@@ -34,8 +37,8 @@ class Indexes:
     """Package indexes. `addresses` and `find_links` are URLs or folders; the first address is the default index.
 
     `find_links` is pip's option of this name: pages or folders that list files of any packages.
-    `hosts` has the hosts that an installation may connect to, see `proxy.Hosts`. `certificate` is a file of trusted
-    certificates; "" means the system's.
+    `hosts` has the host and port of each server that packages may be downloaded from, and whether it may have a private
+    address. `certificate` is a file of trusted certificates; "" means the system's.
     """
 
     addresses: tuple[str, ...]
@@ -54,11 +57,12 @@ def load_indexes(
     """
     variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
-    # Only an index that the operator has chosen may have a private address; the default index must have a public one.
+    # Only an index that the operator has chosen may have a private address. If a name server gives one for the default
+    # index, downloads would reach a machine of the operator's network that nobody meant to open to customers.
     is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
     if not addresses:
         default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
-        addresses = [default, *variables.get("UV_INDEX", "").split()]
+        addresses = [_without_name(address) for address in (default, *variables.get("UV_INDEX", "").split())]
         find_links = tuple(part for part in variables.get("UV_FIND_LINKS", "").split(",") if part)
     hosts: dict[tuple[str, int], bool] = {}
     for address in (*addresses, *find_links):
@@ -73,13 +77,11 @@ def load_indexes(
                 f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
                 "could read them. Use an index that needs none."
             )
-        may_be_private = is_chosen or address != DEFAULT_INDEX
-        hosts[parts.hostname.lower(), parts.port or _PORTS[parts.scheme]] = may_be_private
+        hosts[_host_of(address, _PORTS[parts.scheme])] = is_chosen or address != DEFAULT_INDEX
     if any(address.rstrip("/") == DEFAULT_INDEX for address in addresses):
         hosts |= {(name, 443): is_chosen for name in DEFAULT_FILE_HOSTS}
     for file_host in file_hosts:
-        name, _, port = file_host.partition(":")
-        hosts[name.lower(), int(port or 443)] = True
+        hosts[_host_of(f"//{file_host}", 443)] = True
     return Indexes(tuple(addresses), find_links, hosts, variables.get("SSL_CERT_FILE", ""))
 
 
@@ -89,6 +91,21 @@ def folder_of(address: str) -> Path | None:
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return Path(address) if not parts.scheme else None
+
+
+def _host_of(address: str, default_port: int) -> tuple[str, int]:
+    """Return the host and port of an address. Raises InvalidIndexes."""
+    parts = urlsplit(address)
+    try:
+        return (parts.hostname or "").lower(), parts.port or default_port
+    except ValueError as error:
+        raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' has no valid port.") from error
+
+
+def _without_name(address: str) -> str:
+    """Return the address of an index of uv's form `name=address`; an address without a name as it is."""
+    name, separator, rest = address.partition("=")
+    return rest if separator and _INDEX_NAME.fullmatch(name) else address
 
 
 def _pip_configuration() -> dict[str, str]:

@@ -78,7 +78,7 @@ class TestLimit:
         Hold.objects.filter(pk=running.pk).update(created_at=month_of().start - timedelta(days=3))
         (state,) = budgets.states(owner.organization)
         # 550 of 1000 are past the threshold of 50 percent, and not yet past that of 80.
-        assert (state.charged_minor, state.held_minor, state.left_minor, state.reached_percent) == (250, 300, 450, 50)
+        assert (state.charged_minor, state.held_minor, state.left_minor, state.reached_threshold) == (250, 300, 450, 50)
 
     @pytest.mark.django_db(transaction=True)
     def test_orders_at_once_cannot_share_the_last_room(self, owner, account):

@@ -1,5 +1,6 @@
-"""One node of a run in a pod, from the lookup of the hub's address to the last record.
+"""One node of a run in a pod, from the lookup of node 0's address to the last record.
 
+Node 0's launcher is the hub: the launchers of all other nodes connect to it.
 `pod.main` documents the plan, the environment and the record.
 """
 
@@ -57,7 +58,7 @@ class PodNode(Node):
     def __init__(self, pod: PodIdentity, plan: PodPlan) -> None:
         self._pod = pod
         self._folder = Path(plan.get("folder") or "/trainyard/run-root")
-        self._plan_fields: Dict[str, Any] = {**plan["plan"], "node": pod.node}
+        self._node_plan: Dict[str, Any] = {**plan["plan"], "node": pod.node}
         record = Record(
             self._folder,
             change_file=None,
@@ -68,12 +69,12 @@ class PodNode(Node):
         )
         super().__init__(
             plan,
-            self._plan_fields,
+            self._node_plan,
             record=record,
             limits=PodLimits(plan, record),
             tree=PodTree(),
             output=PodOutput(selectors.DefaultSelector(), self._folder / "logs"),
-            metrics_path=os.path.join(self._plan_fields["run_dir"], "metrics.jsonl"),
+            metrics_path=os.path.join(self._node_plan["run_dir"], "metrics.jsonl"),
         )
         self._signals = Signals()
         self._selector.register(self._signals, selectors.EVENT_READ, self._signals)
@@ -104,8 +105,8 @@ class PodNode(Node):
         for path in (
             str(self._folder / "logs"),
             str(self._folder / "nodes"),
-            self._plan_fields["checkpoint_dir"],
-            os.path.join(self._plan_fields["run_dir"], "tensorboard"),
+            self._node_plan["checkpoint_dir"],
+            os.path.join(self._node_plan["run_dir"], "tensorboard"),
         ):
             try:
                 os.makedirs(path, exist_ok=True)
@@ -124,7 +125,7 @@ class PodNode(Node):
 
     def _start_with_hub(self, hub_address: str) -> None:
         """Start the launcher with this address of node 0. Raises OSError."""
-        pod_plan, plan = self._plan, self._plan_fields
+        pod_plan, plan = self._plan, self._node_plan
         # Only these two addresses are known now. The others send theirs when they join the hub.
         plan["addresses"] = [hub_address, *[""] * (int(plan["nodes"]) - 1)]
         plan["addresses"][self._node] = self._pod.address
@@ -148,6 +149,7 @@ class PodNode(Node):
         self._start(range(first_rank, first_rank + workers), listener, launch_plan)
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
+        """Start the launcher; return its first message, with the seconds that the nodes may still take to meet."""
         listener = self._listen_for_shells()
         if listener is None:
             self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
@@ -206,7 +208,11 @@ class PodNode(Node):
                 self._end(Verdict(kind="stopped", code="stopped", message="The run was stopped on request."))
 
     def _read_hub_address(self, lookup: NameLookup) -> None:
-        """Start the launcher with the hub's address, or send it the new address if it runs already."""
+        """Start the launcher with the hub's address, or send it the new address if it runs already.
+
+        The lookup goes on until the nodes have met, because a name server may first answer with the address of an
+        earlier pod of the same name.
+        """
         try:
             address = lookup.read()
         except OSError as error:
