@@ -7,6 +7,7 @@ from typing import Any
 from django.db.models import prefetch_related_objects
 from django.http import HttpResponse, StreamingHttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
@@ -304,7 +305,7 @@ def _member(organization: Organization, email: str | None) -> User | None:
         return None
     membership = organization.memberships.filter(user__email=email.lower()).select_related("user").first()
     if membership is None:
-        raise InvalidInput(fields={"member": "No member of your organization has this address."})
+        raise InvalidInput(fields={"member": _("No member of your organization has this address.")})
     return membership.user
 
 

@@ -108,13 +108,19 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
 
     @admin.action(description=_("Remove the second factors of the chosen users"), permissions=("change",))
     def reset_second_factors(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
-        """Let people who lost their second factors log in with the password alone."""
+        """Let people who lost their second factors log in with the password alone.
+
+        The owners of each of their organizations see it in the audit log.
+        """
+        actor = _actor_of(request)
         for user in queryset:
             with transaction.atomic():
                 if second_factors.reset(user=user):
-                    services.record_audit_event(
-                        organization=None, actor=_actor_of(request), action="factors.reset", target=user.email
-                    )
+                    organizations: list[Organization | None] = [*Organization.objects.filter(memberships__user=user)]
+                    for organization in organizations or [None]:
+                        services.record_audit_event(
+                            organization=organization, actor=actor, action="factors.reset", target=user.email
+                        )
 
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:
         """Save the user, and create the first organization of a new one."""
