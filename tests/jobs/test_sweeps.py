@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from billing import pricebooks
-from billing.models import Hold, Quote, Receipt
+from billing import credit, pricebooks
+from billing.models import CreditGrant, Hold, Quote, Receipt
+from billing.selectors import wallet
 from console.core.errors import InvalidInput
 from jobs import dispatch, orders, reconciliation
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
@@ -52,6 +53,17 @@ def test_a_sweep_holds_once_and_charges_each_trial(sweeper, customer):
     assert shown["best"]["trial"] == 3, "values grow with the number of the trial"
     assert (shown["trials_done"], shown["cost_minor"], shown["ceiling_minor"]) == (4, spent, quote.ceiling_minor)
     assert [row.is_best for row in selectors.trial_rows(sweep)] == [False, False, False, True]
+
+
+def test_credit_that_a_trial_does_not_use_stays_reserved_for_its_sweep(sweeper, customer):
+    gift = CreditGrant(organization=customer.organization, amount_minor=10**6, reason="A gift")
+    credit.grant(credit_grant=gift, user=customer.membership.user, account=wallet(customer.organization))
+    sweep = sweeper.buy()
+    sweeper.run(sweep.trials.first(), 0.5)
+    spent = Receipt.objects.get().total_minor
+    gift.refresh_from_db()
+    assert spent < Receipt.objects.get().hold.amount_minor, "the trial left something"
+    assert (gift.used_minor, gift.reserved_minor) == (spent, sweep.hold.quote.ceiling_minor - spent)
 
 
 INVALID = [
