@@ -17,7 +17,10 @@ _FLAGS_BY_CHOICE = {"underscore": "--local_rank", "dash": "--local-rank", "none"
 
 
 class LaunchPlan(TypedDict, total=False):
-    """The JSON that a supervisor sends to its node's launcher. Descriptors are numbers that the launcher inherits."""
+    """The JSON that a supervisor sends to its node's launcher: the `Plan`, and what only this launcher needs.
+
+    Descriptors are numbers that the launcher inherits.
+    """
 
     plan: Dict[str, Any]
     """The fields of `Plan`."""
@@ -44,7 +47,7 @@ class LaunchPlan(TypedDict, total=False):
     secrets: Dict[str, str]
     """Further variables of the ranks. The supervisor replaces their values in everything that it stores (`masking`)."""
     devices: List[str]
-    """GPUs of this node, by the names that the container runtime gave them."""
+    """The numbers of this node's GPUs in a pod, from 0. If absent, CUDA_VISIBLE_DEVICES in `environment` names them."""
     umask: int
     """The umask of the ranks; if absent, 022."""
     start_seconds: float
@@ -61,7 +64,7 @@ class LaunchPlan(TypedDict, total=False):
 
 
 class Plan(NamedTuple):
-    """The plan of one node's launcher, the same on every node except for `node`.
+    """What the run executes, and where: the same on every node except for `node`. A part of the `LaunchPlan`.
 
     Paths are as seen inside the sandbox. Fields without a comment are as in `runtime.specs.RunSpec`.
     """
