@@ -176,7 +176,9 @@ class DiskLimit:
         return set(self._folders) <= set(self._initial_bytes)
 
     def has_filled_the_disk(self) -> bool:
-        """Whether the run itself filled the disk: it wrote about as much as its limit. True in case of doubt.
+        """Whether the run itself filled the disk: it wrote about as much as its limit.
+
+        True in case of doubt, since False makes the run free.
 
         Call this after the run's end, if the disk is full.
         """
@@ -191,7 +193,7 @@ class DiskLimit:
         return added_bytes >= self._limit_bytes * _FILLED_SHARE
 
     def finish(self, record: Record) -> None:
-        """Record the newest checkpoint's time, which the next attempt needs."""
+        """Record the newest checkpoint's time: the console shows how much of an attempt's work came after it."""
         for measurement in self._measurements.values():
             measurement.close()
         # A second is enough for most folders. If not, the record keeps the time of the last complete measurement.
