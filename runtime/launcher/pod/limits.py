@@ -68,9 +68,9 @@ class PodLimits(NodeLimits):
         """Return a verdict if a limit is exceeded, else None."""
         is_silent = self.is_silent(now)  # must be called at every check, even if the result is not used
         self._count_kernel_events(now)
-        if is_silent and self.code_has_started:  # from `starting` on, before all ranks run
+        if is_silent and self.code_has_started:  # also before `has_started`: code runs once the first rank starts
             return self.launcher_killed_verdict("stopped answering")
-        if not self._record.has_started:  # the ranks
+        if not self._record.has_started:
             return self._check_start(now, is_silent)
         return None if self._disk is None else self._disk.check(now, self._record)
 
