@@ -1,7 +1,8 @@
 """Install a layer's packages on this machine: `python -m runtime.packages.builder <layer folder>`.
 
-The installation is a run of one node on a local backend of its own, with the limits and the isolation of customers'
-runs. This process waits for it and needs no database. If the process dies, the next one starts the installation again.
+The installation of the packages is a run of one node on a local backend of its own, with the limits and the isolation
+of customers' runs. This process waits for it and needs no database. If the process dies, the next one starts the
+installation again.
 """
 
 from __future__ import annotations
@@ -285,6 +286,7 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
     layer.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     remove_result(layer)
     write_json(layer.folder / "request.json", dataclasses.asdict(request))
+    # Not `-m`: in the folder `/` that module is not found, since `runtime` is not an installed package.
     code = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.packages.builder import main; main()"
     with (layer.folder / "builder.log").open("wb") as log:
         return subprocess.Popen(
