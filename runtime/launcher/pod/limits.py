@@ -104,7 +104,7 @@ class PodLimits(NodeLimits):
         self._count_kernel_events(time.monotonic())
         # An OOM kill of any age explains SIGKILL: otherwise only the code could have sent it, and both are charged.
         if launcher_exit.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
-            return self.out_of_memory_verdict(None)
+            return self.out_of_memory_verdict(rank=None)
         if self.code_has_started:
             return self.launcher_killed_verdict(
                 "was ended ({})".format(launcher_exit.signal or "code {}".format(launcher_exit.exit_code))
