@@ -125,14 +125,14 @@ class Record:
         self.data["detail"] = f"{self.data['detail']} {sentence}".strip()
 
     def note_progress(self, at: float) -> None:
-        """Note a sign of progress. Readers see it with the next write."""
+        """Note a sign of progress at this time (Unix seconds). Readers see it with the next write."""
         at = min(at, time.time())  # never in the future
         if at > (self.data["progress_at"] or 0.0):
             self.data["progress_at"] = at
             self._is_unsaved = True
 
     def note_checkpoint(self, at: float) -> None:
-        """Note the modification time of the newest checkpoint file."""
+        """Note the modification time of the newest checkpoint file (Unix seconds; 0: there is none)."""
         if at and at != self.data["checkpoint_at"]:
             self.data["checkpoint_at"] = min(at, time.time())  # the code can set any modification time
             self._is_unsaved = True
