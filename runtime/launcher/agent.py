@@ -71,6 +71,7 @@ class Agent:
         shells_fd = launch_plan.get("shells")
         if shells_fd is not None:
             token = launch_plan.get("shell_token", "")
+            # The selector keeps the object.
             Shells(shells_fd, self._selector, self._worker_group, python=launch_plan["python"], token=token)
         # The node's GPUs. In a pod the launch plan names them, in a local run CUDA's own variable does.
         visible_devices = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -17,7 +17,7 @@ _FLAGS_BY_CHOICE = {"underscore": "--local_rank", "dash": "--local-rank", "none"
 
 
 class LaunchPlan(TypedDict, total=False):
-    """The JSON that a supervisor sends to its node's launcher: the `Plan`, and what only this launcher needs.
+    """The JSON that a supervisor sends to its node's launcher: the `Plan`, and what else the launcher needs.
 
     Descriptors are numbers that the launcher inherits.
     """
@@ -56,7 +56,7 @@ class LaunchPlan(TypedDict, total=False):
     """Whether the launcher's pid namespace has only the supervisor (pid 1) and processes of the run, as in a pod. The
     launcher may then kill all others (`worker_group`)."""
     folder: str
-    """The script's folder. The launcher sets this and the next two itself, from the script's source."""
+    """The script's folder. The launcher sets this and the next two itself, from the script."""
     local_rank_flag: Optional[str]
     """The flag by which the script expects its local rank; None if it expects no flag."""
     import_folders: List[str]

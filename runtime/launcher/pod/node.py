@@ -62,7 +62,7 @@ class PodNode(Node):
         self._plan_fields: Dict[str, Any] = {**plan["plan"], "node": pod.node}
         record = Record(
             self._folder,
-            change_file=None,
+            change_file=None,  # the console watches it by inotify, which does not see writes of other machines
             node=pod.node,
             address=pod.address,
             first_fields={"run": plan["run"]},
