@@ -32,8 +32,8 @@ RESERVED_BYTES = 256 << 10
 class Verdict(NamedTuple):
     """The reason why a node must end.
 
-    `kind` and `code` are as in `protocol.new_cause`, and `message` is a sentence for logs. `node` is the
-    node at fault (None: this one), and `rank` the rank at fault, if it was one rank.
+    `kind` and `code` are as in `protocol.new_cause`, and `message` is a sentence for logs. `node` is the node at fault
+    (None: this one), and `rank` the rank at fault, if it was one rank.
     """
 
     kind: str
@@ -48,8 +48,8 @@ class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
     `folder` is the run's. `first_fields` are the fields that only this backend has; they come first in the record.
-    `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the
-    readers: processes of the console, which watch that file.
+    `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the readers: processes of
+    the console, which watch that file.
     """
 
     def __init__(

@@ -19,8 +19,8 @@ class DeadlineThread:
     """Calls `kill` and `exit_process` if the main thread has not done their work in time.
 
     `kill` ends all other processes. `exit_process` writes the last record and ends this process. `kill_at` is when the
-    main thread should kill, and it may be late. `exit_at` is the latest time at which it must have ended this process.
-    Both are monotonic; None: never.
+    main thread should kill; it may be `MAX_LATE_SECONDS` late. `exit_at` is when it must have ended this process at the
+    latest. Both are monotonic; None: never.
     """
 
     def __init__(self, kill: Callable[[], None], exit_process: Callable[[], None]) -> None:
