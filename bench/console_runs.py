@@ -96,7 +96,7 @@ class ConsoleRuns:
 
     def _run_repeatedly(self, customer: Customer, script: str, runs: int) -> None:
         for _run in range(runs):
-            self._order(customer, self._create_quote(customer, script, "nano", 1, 1))
+            self._order(customer, self._create_quote(customer, script, "nano", nodes=1, workers=1))
 
     @staticmethod
     def _create_quote(customer: Customer, script: str, node_spec: str, nodes: int, workers: int) -> Any:

@@ -50,6 +50,7 @@ class MemoryCluster:
     """A backend in memory with `cores` cores. Runs start at once and end on command."""
 
     parallel_submissions = 1
+    """See `Backend`."""
 
     def __init__(self) -> None:
         self.cores = 0.0

@@ -39,7 +39,7 @@ def run_one(client: JobSubmissionClient) -> None:
 
 
 def connect(url: str, head: "subprocess.Popen[bytes]") -> JobSubmissionClient:
-    """Return a client when the head node answers."""
+    """Return a client once the head node answers. Raises the error of the last try."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:

@@ -53,9 +53,9 @@ def summaries(values: Mapping[str, Sequence[float]]) -> dict[str, Figure]:
     return {name: summary(each) for name, each in values.items()}
 
 
-def ratio(figures: Mapping[str, Figure], ours: str, baseline: str) -> float:
+def ratio(figures: Mapping[str, Figure], numerator: str, denominator: str) -> float:
     """Return the median of one variant divided by that of another."""
-    return round(figures[ours]["median"] / figures[baseline]["median"], 3)
+    return round(figures[numerator]["median"] / figures[denominator]["median"], 3)
 
 
 def print_table(title: str, figures: Mapping[str, Figure]) -> None:

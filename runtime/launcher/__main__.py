@@ -1,11 +1,12 @@
-"""The launcher's entry point: `start`, with `--socket FD`. Reads its launch plan from the supervisor and runs one node.
+"""The launcher's entry point, `start`: reads the launch plan from the socket of `--socket FD`, and runs one node.
 
 The launch plan is one JSON line (`topology.LaunchPlan`). Two places call `start`, and both import this package as
 `launcher`: the command line of `runtime.backends.launch_plan`, and the `__main__.py` of the archive that
 `runtime.backends.kubernetes.launcher_archive` builds. With `--pod` this process is the first of a pod, and starts a
 launcher itself: see `pod.main`.
 
-The launch plan holds the run's token. It arrives over a socket, so that customer code can never read it.
+The supervisor sends the launch plan. It holds the run's token, so it arrives over a socket, where customer code can
+never read it.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def main(arguments: List[str]) -> int:
 
 
 def _read_launch_plan(supervisor: Link) -> LaunchPlan:
+    """Wait for the supervisor's first message, the launch plan. Raises ConnectionLost."""
     while True:
         for message in supervisor.receive():
             return cast("LaunchPlan", message)

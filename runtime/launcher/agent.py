@@ -40,7 +40,10 @@ _POLL_SECONDS = 0.5
 
 
 class Agent:
-    """The node's launcher. `run` returns the node's exit code: 0 if every rank succeeded."""
+    """The node's launcher. `run` returns the node's exit code: 0 if every rank succeeded.
+
+    `plan` is the field `plan` of `launch_plan`. `supervisor` is the connection to the supervisor.
+    """
 
     def __init__(
         self, plan: Plan, launch_plan: LaunchPlan, supervisor: Link, warm_ranks: Optional[WarmRanks] = None
@@ -68,6 +71,7 @@ class Agent:
         shells_fd = launch_plan.get("shells")
         if shells_fd is not None:
             token = launch_plan.get("shell_token", "")
+            # The selector keeps the object.
             Shells(shells_fd, self._selector, self._worker_group, python=launch_plan["python"], token=token)
         # The node's GPUs. In a pod the launch plan names them, in a local run CUDA's own variable does.
         visible_devices = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -253,7 +257,10 @@ class Agent:
                 self._end_ranks()
 
     def _handle_peers(self, source: Any) -> None:
-        """Handle the other launchers' messages; None as the source handles the timers of the connections."""
+        """Handle the other launchers' messages; None as the source handles the timers of the connections.
+
+        `Peers` itself adds the message `lost`, when it has lost the connection to a node.
+        """
         for node, message in self._peers.events(source):
             kind = message.get("type")
             if kind == "lost":
@@ -313,7 +320,8 @@ class Agent:
         )
         if self._is_ending:
             return
-        if not self._rounds.note_rank_ended(rank) and not rank.succeeded:
+        is_effect_of_lost_node = self._rounds.note_rank_ended(rank)
+        if not is_effect_of_lost_node and not rank.succeeded:
             self._failures.append(self._cause_of(rank))
 
     def _cause_of(self, rank: Rank) -> Message:

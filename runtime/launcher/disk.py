@@ -176,7 +176,9 @@ class DiskLimit:
         return set(self._folders) <= set(self._initial_bytes)
 
     def has_filled_the_disk(self) -> bool:
-        """Whether the run itself filled the disk: it wrote about as much as its limit. True in case of doubt.
+        """Whether the run itself filled the disk: it wrote about as much as its limit.
+
+        True in case of doubt, since False makes the run free.
 
         Call this after the run's end, if the disk is full.
         """
@@ -191,7 +193,7 @@ class DiskLimit:
         return added_bytes >= self._limit_bytes * _FILLED_SHARE
 
     def finish(self, record: Record) -> None:
-        """Record the newest checkpoint's time, which the next attempt needs."""
+        """Record the newest checkpoint's time: the console shows how much of an attempt's work came after it."""
         for measurement in self._measurements.values():
             measurement.close()
         # A second is enough for most folders. If not, the record keeps the time of the last complete measurement.
@@ -292,13 +294,13 @@ def free_bytes(folder: Path) -> Optional[int]:
 def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
     """Yield the status of everything below the folder; None stands for contents that cannot be measured.
 
-    These are folders that are too deep, and this user's own folders that cannot be read, since a process changes their
-    permissions meanwhile. Entries that are deleted meanwhile and other users' closed folders are left out.
+    These are folders that are too deep, and own folders of this user that cannot be read: a process may remove the
+    permission again meanwhile. Entries that are deleted meanwhile and unreadable folders of other users are left out.
     """
     # The path from `folder` to the current folder: each one's descriptor, and the entries that are left in it.
     open_folders: List[Tuple[int, Any]] = []
     try:
-        if not _open_folder(open_folders, str(folder), None):
+        if not _open_folder(open_folders, str(folder), parent_fd=None):
             yield None
         while open_folders:
             descriptor, entries = open_folders[-1]
@@ -329,7 +331,7 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
 def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> bool:
     """Open the folder `name` and append it to `open_folders`; return False if this user's own folder cannot be read.
 
-    Does nothing if the folder was deleted or replaced by a link, or if another user has closed it.
+    Does nothing if the folder was deleted or replaced by a link, or is an unreadable folder of another user.
     """
     try:
         _grant_read_access(name, parent_fd)

@@ -36,13 +36,13 @@ def main(path: str, task: str, arguments: "List[str]") -> int:
         if not data:
             return 1  # the launcher has ended
         response += data
-    rank_exit = json.loads(response)
-    if rank_exit["signal"]:
-        number = getattr(signal, rank_exit["signal"], signal.SIGKILL)  # real-time signals have no name in `signal`
+    process_exit = json.loads(response)
+    if process_exit["signal"]:
+        number = getattr(signal, process_exit["signal"], signal.SIGKILL)  # real-time signals have no name in `signal`
         if number != signal.SIGKILL:  # its handler cannot be set
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-    return int(rank_exit["exit_code"] or 0)
+    return int(process_exit["exit_code"] or 0)
 
 
 if __name__ == "__main__":

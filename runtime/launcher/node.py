@@ -326,7 +326,7 @@ class Node:
         own_causes = [cause for cause in self._record.causes if cause.get("rank") in self._output.ranks]
         for cause in own_causes:
             cause["last_lines"] = self._output.ranks[cause["rank"]].last_lines()
-            # This rank reported no exception, so only its output can show that the failure is an echo.
+            # If the rank reported no exception, only its output can show that its failure is an echo.
             has_no_exception = cause["code"] == "rank_exited" or cause.get("signal") == "SIGABRT"
             if self._has_peers and has_no_exception and is_echo_in_output(cause["last_lines"]):
                 cause["echo"] = True

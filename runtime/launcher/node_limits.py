@@ -55,7 +55,7 @@ class NodePlan(TypedDict, total=False):
 class NodeLimits:
     """The limits of one node.
 
-    `term_at` is when the ranks get SIGTERM, `kill_at` when everything is killed; None while not known.
+    `term_at` is when the ranks get SIGTERM, `kill_at` when everything is killed; None while no such time is set.
     """
 
     def __init__(self, plan: NodePlan, record: Record) -> None:

@@ -24,7 +24,7 @@ Launcher to supervisor:
     sample   (fields: `telemetry.sampling`)   resource usage of this node
     progress at                               the last sign of progress on this node; at most once a second
     stacks   rank, text                       a rank's stacks when the run was found hung
-    ended                                     last message of a node that ended by itself
+    ended                                     last message of a node that ended by itself; also the answer to `abort`
 
 Supervisor to launcher, after the launch plan (`topology.LaunchPlan`):
 
@@ -142,7 +142,7 @@ def _parse(line: bytes) -> Optional[Message]:
 
 
 def new_cause(kind: str, code: str, node: int, **fields: Any) -> Message:
-    """Return a cause of the run's end. `kind` is the value of an Outcome, `code` that of a FailureCode.
+    """Return a cause of the run's end. `kind` is an Outcome of `runtime.specs`, `code` a FailureCode, both as text.
 
     `fields` are further fields of the message; `at` defaults to now.
     """

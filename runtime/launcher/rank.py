@@ -59,7 +59,7 @@ def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
 
     `report_fd` is the pipe to the launcher, `counts_fd` the file of `step_timer` (-1: none).
     """
-    os.set_inheritable(report_fd, False)
+    os.set_inheritable(report_fd, False)  # processes that the script starts must not report
     show_stacks(report_fd)
     count_steps(counts_fd)
 

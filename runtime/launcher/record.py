@@ -32,8 +32,8 @@ RESERVED_BYTES = 256 << 10
 class Verdict(NamedTuple):
     """The reason why a node must end.
 
-    `kind` is the value of an Outcome, `code` that of a FailureCode, and `message` a sentence for logs. `node` is the
-    node at fault (None: this one), and `rank` the rank at fault, if it was one rank.
+    `kind` and `code` are as in `protocol.new_cause`, and `message` is a sentence for logs. `node` is the node at fault
+    (None: this one), and `rank` the rank at fault, if it was one rank.
     """
 
     kind: str
@@ -47,8 +47,9 @@ class Verdict(NamedTuple):
 class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
-    `folder` is the run's. `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the
-    readers: processes of the console, which watch that file.
+    `folder` is the run's. `first_fields` are the fields that only this backend has; they come first in the record.
+    `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the readers: processes of
+    the console, which watch that file.
     """
 
     def __init__(
@@ -124,14 +125,14 @@ class Record:
         self.data["detail"] = f"{self.data['detail']} {sentence}".strip()
 
     def note_progress(self, at: float) -> None:
-        """Note a sign of progress. Readers see it with the next write."""
+        """Note a sign of progress at this time (Unix seconds). Readers see it with the next write."""
         at = min(at, time.time())  # never in the future
         if at > (self.data["progress_at"] or 0.0):
             self.data["progress_at"] = at
             self._is_unsaved = True
 
     def note_checkpoint(self, at: float) -> None:
-        """Note the modification time of the newest checkpoint file."""
+        """Note the modification time of the newest checkpoint file (Unix seconds; 0: there is none)."""
         if at and at != self.data["checkpoint_at"]:
             self.data["checkpoint_at"] = min(at, time.time())  # the code can set any modification time
             self._is_unsaved = True

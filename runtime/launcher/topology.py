@@ -17,7 +17,10 @@ _FLAGS_BY_CHOICE = {"underscore": "--local_rank", "dash": "--local-rank", "none"
 
 
 class LaunchPlan(TypedDict, total=False):
-    """The JSON that a supervisor sends to its node's launcher. Descriptors are numbers that the launcher inherits."""
+    """The JSON that a supervisor sends to its node's launcher: the `Plan`, and what else the launcher needs.
+
+    Descriptors are numbers that the launcher inherits.
+    """
 
     plan: Dict[str, Any]
     """The fields of `Plan`."""
@@ -44,7 +47,7 @@ class LaunchPlan(TypedDict, total=False):
     secrets: Dict[str, str]
     """Further variables of the ranks. The supervisor replaces their values in everything that it stores (`masking`)."""
     devices: List[str]
-    """GPUs of this node, by the names that the container runtime gave them."""
+    """The numbers of this node's GPUs in a pod, from 0. If absent, CUDA_VISIBLE_DEVICES in `environment` names them."""
     umask: int
     """The umask of the ranks; if absent, 022."""
     start_seconds: float
@@ -53,7 +56,7 @@ class LaunchPlan(TypedDict, total=False):
     """Whether the launcher's pid namespace has only the supervisor (pid 1) and processes of the run, as in a pod. The
     launcher may then kill all others (`worker_group`)."""
     folder: str
-    """The script's folder. The launcher sets this and the next two itself, from the script's source."""
+    """The script's folder. The launcher sets this and the next two itself, from the script."""
     local_rank_flag: Optional[str]
     """The flag by which the script expects its local rank; None if it expects no flag."""
     import_folders: List[str]
@@ -61,7 +64,7 @@ class LaunchPlan(TypedDict, total=False):
 
 
 class Plan(NamedTuple):
-    """The plan of one node's launcher, the same on every node except for `node`.
+    """What the run executes, and where: the same on every node except for `node`. A part of the `LaunchPlan`.
 
     Paths are as seen inside the sandbox. Fields without a comment are as in `runtime.specs.RunSpec`.
     """

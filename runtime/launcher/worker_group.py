@@ -145,7 +145,7 @@ def _parse_failure(fields: List[str]) -> ScriptFailure:
     echo = is_echo(list(zip(chain[::2], chain[1::2])))  # noqa: B905 - Python 3.8 has no `strict`
     if exception == "SystemExit":
         return ScriptFailure(exit_code=int(message) & 255 if message.isdigit() else 1, echo=echo)
-    return ScriptFailure(exception, message, file, line, function, 1, echo)
+    return ScriptFailure(exception, message, file, line, function, exit_code=1, echo=echo)
 
 
 def _make_printable(data: bytes) -> str:

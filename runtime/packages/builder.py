@@ -1,7 +1,8 @@
 """Install a layer's packages on this machine: `python -m runtime.packages.builder <layer folder>`.
 
-The installation is a run of one node on a local backend of its own, with the limits and the isolation of customers'
-runs. This process waits for it and needs no database. If the process dies, the next one starts the installation again.
+The installation of the packages is a run of one node on a local backend of its own, with the limits and the isolation
+of customers' runs. This process waits for it and needs no database. If the process dies, the next one starts the
+installation again.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
         mounts = prepare_inputs(layer, request.requirements, allowed_indexes, sandbox_settings)
         with proxy.run_in_thread(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
-            backend.submit(_spec(layer, request, mounts))
+            backend.submit(_local_spec(layer, request, mounts))
             status = smoke_run.await_end(backend, RUN_NAME, request.seconds + _START_AND_END_SECONDS)
         log = _read_log(backend, request, index_proxy.refused_hosts)
         (layer.folder / "log.txt").write_text(log)
@@ -115,7 +116,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
         return InstallResult(str(error), is_fault=True)
     finally:
         backend.delete(RUN_NAME)
-        _trim_cache(layer)
+        _remove_large_cache(layer)
 
 
 def failed_result(status: RunStatus) -> InstallResult:
@@ -144,7 +145,7 @@ def install_spec(name: str, image: Image, request: InstallRequest, mounts: Seque
     )
 
 
-def _spec(layer: Layer, request: InstallRequest, mounts: list[Mount]) -> RunSpec:
+def _local_spec(layer: Layer, request: InstallRequest, mounts: list[Mount]) -> RunSpec:
     cache = layer.folder.parent / CACHE
     cache.mkdir(mode=0o700, exist_ok=True)
     cache_mount = Mount(str(cache), "/workspace", read_only=False)
@@ -248,7 +249,7 @@ def reason_of(log: str) -> str:
     return text[:_MAX_REASON_LENGTH] or "The installer ended without an explanation."
 
 
-def _trim_cache(layer: Layer) -> None:
+def _remove_large_cache(layer: Layer) -> None:
     """Remove the organization's cache if it is larger than `MAX_CACHE_BYTES`."""
     cache = layer.folder.parent / CACHE
     if layers.size_of(cache) > MAX_CACHE_BYTES:
@@ -285,6 +286,7 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
     layer.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     remove_result(layer)
     write_json(layer.folder / "request.json", dataclasses.asdict(request))
+    # Not `-m`: in the folder `/` that module is not found, since `runtime` is not an installed package.
     code = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.packages.builder import main; main()"
     with (layer.folder / "builder.log").open("wb") as log:
         return subprocess.Popen(
@@ -339,6 +341,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     layer = Layer(folder.parents[1], folder.parent.name, folder.name)
     with try_lock(layer) as has_lock:
+        # With a result, another process has finished this installation before this one got the lock.
         if has_lock and result_of(layer) is None:
             data = json.loads((folder / "request.json").read_bytes())
             # JSON has lists in place of tuples.

@@ -66,7 +66,7 @@ def start(
         return
     for folder in (layer.root, layer.folder.parent, layer.folder):
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o711)  # kubelets may enter these folders to mount others, and other users cannot list them
+        folder.chmod(0o711)  # kubelets may enter these folders to mount those below; other users cannot list them
     # No hosts and no proxy: the pod connects to the index itself, as its network policy allows.
     allowed_indexes = Indexes(addresses=(index.url,), find_links=(), hosts={}, certificate=index.certificate)
     mounts = builder.prepare_inputs(layer, request.requirements, allowed_indexes, settings={})

@@ -58,8 +58,9 @@ def load_indexes(
     variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
     # Only an index that the operator has chosen may have a private address. If a name server gives one for the default
-    # index, downloads would reach a machine of the operator's network that nobody meant to open to customers.
-    is_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
+    # index, downloads would reach a machine of the operator's network that nobody meant to open to customers. Every
+    # other address here is the operator's choice.
+    is_default_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
     if not addresses:
         default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
         addresses = [_without_name(address) for address in (default, *variables.get("UV_INDEX", "").split())]
@@ -77,9 +78,9 @@ def load_indexes(
                 f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
                 "could read them. Use an index that needs none."
             )
-        hosts[_host_of(address, _PORTS[parts.scheme])] = is_chosen or address != DEFAULT_INDEX
+        hosts[_host_of(address, _PORTS[parts.scheme])] = is_default_chosen or address != DEFAULT_INDEX
     if any(address.rstrip("/") == DEFAULT_INDEX for address in addresses):
-        hosts |= {(name, 443): is_chosen for name in DEFAULT_FILE_HOSTS}
+        hosts |= {(name, 443): is_default_chosen for name in DEFAULT_FILE_HOSTS}
     for file_host in file_hosts:
         hosts[_host_of(f"//{file_host}", 443)] = True
     return Indexes(tuple(addresses), find_links, hosts, variables.get("SSL_CERT_FILE", ""))

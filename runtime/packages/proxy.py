@@ -127,6 +127,7 @@ def run_in_thread(folder: Path, name: str, hosts: Hosts) -> Iterator[Proxy]:
         os.close(folder_fd)
     listener.listen(_MAX_CONNECTIONS)
     proxy = Proxy(hosts)
+    # The thread puts its loop and its stop event here once it accepts connections.
     server_handles: queue.SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def serve() -> None:

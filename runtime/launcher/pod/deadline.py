@@ -18,8 +18,9 @@ _CHECK_SECONDS = 1.0
 class DeadlineThread:
     """Calls `kill` and `exit_process` if the main thread has not done their work in time.
 
-    `kill` ends all other processes. `exit_process` writes the last record and ends this process. `kill_at` and
-    `exit_at` are when the main thread should have done so (monotonic; None: never).
+    `kill` ends all other processes. `exit_process` writes the last record and ends this process. `kill_at` is when the
+    main thread should kill; it may be `MAX_LATE_SECONDS` late. `exit_at` is when it must have ended this process at the
+    latest. Both are monotonic; None: never.
     """
 
     def __init__(self, kill: Callable[[], None], exit_process: Callable[[], None]) -> None:

@@ -68,9 +68,9 @@ class PodLimits(NodeLimits):
         """Return a verdict if a limit is exceeded, else None."""
         is_silent = self.is_silent(now)  # must be called at every check, even if the result is not used
         self._count_kernel_events(now)
-        if is_silent and self.code_has_started:  # from `starting` on, before all ranks run
+        if is_silent and self.code_has_started:  # also before `has_started`: code runs once the first rank starts
             return self.launcher_killed_verdict("stopped answering")
-        if not self._record.has_started:  # the ranks
+        if not self._record.has_started:
             return self._check_start(now, is_silent)
         return None if self._disk is None else self._disk.check(now, self._record)
 
@@ -104,7 +104,7 @@ class PodLimits(NodeLimits):
         self._count_kernel_events(time.monotonic())
         # An OOM kill of any age explains SIGKILL: otherwise only the code could have sent it, and both are charged.
         if launcher_exit.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
-            return self.out_of_memory_verdict(None)
+            return self.out_of_memory_verdict(rank=None)
         if self.code_has_started:
             return self.launcher_killed_verdict(
                 "was ended ({})".format(launcher_exit.signal or "code {}".format(launcher_exit.exit_code))

@@ -14,7 +14,7 @@ Environment; none of it reaches the ranks, except secrets:
     TRAINYARD_TOKEN        the secret that the run's launchers share
     TRAINYARD_RECORD_KEY   the key that signs the record
     TRAINYARD_SECRET_*     the order's secrets, by name; the ranks get them without the prefix
-    TRAINYARD_ORDER        path of the plan; default /trainyard/order/order.json
+    TRAINYARD_ORDER        path of the plan, by its former name; default /trainyard/order/order.json
     TRAINYARD_TERMINATION  path of the last record; default /dev/termination-log
 
 While the node ends, this process checks `nodes/stop.json` in the run's folder for a signed request to end sooner

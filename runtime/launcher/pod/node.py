@@ -58,10 +58,11 @@ class PodNode(Node):
     def __init__(self, pod: PodIdentity, plan: PodPlan) -> None:
         self._pod = pod
         self._folder = Path(plan.get("folder") or "/trainyard/run-root")
-        self._node_plan: Dict[str, Any] = {**plan["plan"], "node": pod.node}
+        # The fields of `topology.Plan`. `_start_with_hub` adds `addresses`, which are not known yet.
+        self._plan_fields: Dict[str, Any] = {**plan["plan"], "node": pod.node}
         record = Record(
             self._folder,
-            change_file=None,
+            change_file=None,  # the console watches it by inotify, which does not see writes of other machines
             node=pod.node,
             address=pod.address,
             first_fields={"run": plan["run"]},
@@ -69,12 +70,12 @@ class PodNode(Node):
         )
         super().__init__(
             plan,
-            self._node_plan,
+            self._plan_fields,
             record=record,
             limits=PodLimits(plan, record),
             tree=PodTree(),
             output=PodOutput(selectors.DefaultSelector(), self._folder / "logs"),
-            metrics_path=os.path.join(self._node_plan["run_dir"], "metrics.jsonl"),
+            metrics_path=os.path.join(self._plan_fields["run_dir"], "metrics.jsonl"),
         )
         self._signals = Signals()
         self._selector.register(self._signals, selectors.EVENT_READ, self._signals)
@@ -105,8 +106,8 @@ class PodNode(Node):
         for path in (
             str(self._folder / "logs"),
             str(self._folder / "nodes"),
-            self._node_plan["checkpoint_dir"],
-            os.path.join(self._node_plan["run_dir"], "tensorboard"),
+            self._plan_fields["checkpoint_dir"],
+            os.path.join(self._plan_fields["run_dir"], "tensorboard"),
         ):
             try:
                 os.makedirs(path, exist_ok=True)
@@ -125,14 +126,14 @@ class PodNode(Node):
 
     def _start_with_hub(self, hub_address: str) -> None:
         """Start the launcher with this address of node 0. Raises OSError."""
-        pod_plan, plan = self._plan, self._node_plan
+        pod_plan, plan_fields = self._plan, self._plan_fields
         # Only these two addresses are known now. The others send theirs when they join the hub.
-        plan["addresses"] = [hub_address, *[""] * (int(plan["nodes"]) - 1)]
-        plan["addresses"][self._node] = self._pod.address
+        plan_fields["addresses"] = [hub_address, *[""] * (int(plan_fields["nodes"]) - 1)]
+        plan_fields["addresses"][self._node] = self._pod.address
         if pod_plan.get("builtin_script"):
-            plan["script"] = extract_file("{}.py".format(pod_plan["builtin_script"]))
+            plan_fields["script"] = extract_file("{}.py".format(pod_plan["builtin_script"]))
         launch_plan: LaunchPlan = {
-            "plan": plan,
+            "plan": plan_fields,
             "token": self._pod.token,
             "control_port": pod_plan["control_port"],
             "python": pod_plan.get("python") or sys.executable,
@@ -143,13 +144,16 @@ class PodNode(Node):
             "owns_pid_namespace": self._tree.is_first_process,
             "umask": 0o002,  # a Pod's storage is shared by its group
         }
-        workers = int(plan["workers"])
+        workers = int(plan_fields["workers"])
         first_rank = self._node * workers
         listener = None if self._node else self._open_hub(int(pod_plan["control_port"]))
         self._start(range(first_rank, first_rank + workers), listener, launch_plan)
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
-        """Start the launcher; return its first message, with the seconds that the nodes may still take to meet."""
+        """Start the launcher; return the remaining fields of its launch plan.
+
+        `start_seconds` is how long the nodes may still take to meet.
+        """
         listener = self._listen_for_shells()
         if listener is None:
             self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
@@ -242,7 +246,7 @@ class PodNode(Node):
         try:
             request = os.read(descriptor, MAX_RECORD_BYTES)
         except OSError:
-            return
+            return  # customer code may have put a folder in its place
         finally:
             os.close(descriptor)
         if request == self._stop_request:

@@ -289,9 +289,9 @@ class HangDetector:
         return max(self._min_hang_seconds, min(self._hang_seconds, _IDLE_FACTOR * self._longest_idle_seconds))
 
     def should_inspect(self, now: float) -> bool:
-        """Whether to inspect every rank now. Returns True once per inspection.
+        """Whether to inspect every rank now. If so, this call begins the inspection.
 
-        The caller then passes each node's answer to `add_inspection`.
+        The caller asks every node, and passes each answer to `add_inspection`.
         """
         if not self._hang_seconds:
             return False
@@ -326,9 +326,9 @@ class HangDetector:
         for rank, state in self._answers.items():
             last = self._standstills.get(rank)
             if last is not None and (last.state.digest, last.state.is_parked) == (state.digest, state.is_parked):
-                standstills[rank] = _Standstill(state, last.since, last.inspections + 1)
+                standstills[rank] = _Standstill(state, last.since, inspections=last.inspections + 1)
             else:
-                standstills[rank] = _Standstill(state, now, 1)
+                standstills[rank] = _Standstill(state, since=now, inspections=1)
         self._standstills = standstills
         may_hang = self._all_wait_idly() if self._inspects_idle_run else self._all_are_stuck()
         self._busy_inspections = 0 if may_hang else self._busy_inspections + 1

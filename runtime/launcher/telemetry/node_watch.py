@@ -177,7 +177,7 @@ class NodeWatch:
             self._start_round(number, members)
         self._ranks = list(ranks)
         if now >= self._next_reading_at:
-            self._read_processes(now)
+            self._take_reading(now)
         if self._is_hub and self._hang is None:
             self._detect_hang(now)
         if (self._should_inspect or self._should_report_stacks) and self._capture is None:
@@ -198,7 +198,7 @@ class NodeWatch:
 
     # Reading processes
 
-    def _read_processes(self, now: float) -> None:
+    def _take_reading(self, now: float) -> None:
         """Take a reading; report a sample and the progress if they are due."""
         reading = self._sampler.read()
         counts = self._read_counts()

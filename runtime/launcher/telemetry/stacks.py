@@ -282,7 +282,7 @@ def rank_state(text: str) -> RankState:
     lines = stack_lines(text)
     frames = main_frames(lines)
     if not frames:
-        return RankState("", NOT_WAITING, "")
+        return RankState(digest="", waiting=NOT_WAITING, place="")
     waiting = NOT_WAITING
     for frame in frames[:_INNERMOST_FRAMES]:
         if _matches_any(frame, _WAITS):

@@ -165,7 +165,7 @@ def _serve_supervisor(connection: socket.socket) -> Script:
     launcher: Optional[socket.socket] = None
     try:
         connection.settimeout(_REQUEST_SECONDS)
-        request, (launcher_fd, sandbox_pidfd) = receive(connection, 2)
+        request, (launcher_fd, sandbox_pidfd) = receive(connection, descriptor_count=2)
         connection.close()
         launcher_socket = socket.socket(fileno=launcher_fd)
         # The launcher sends a message once the sandbox is complete. It closes the socket if it needs no warm rank.
@@ -257,8 +257,8 @@ def _become_rank(launcher: socket.socket) -> Script:
     """Wait for the launcher's script and become the rank that runs it; end this process where that fails."""
     try:
         launcher.send(json.dumps({"type": "ready"}).encode())
-        # Any number of descriptors: two, or three with step counts.
-        script_message, descriptors = receive(launcher, None)
+        # `None`, since there are two, or three with step counts.
+        script_message, descriptors = receive(launcher, descriptor_count=None)
         if not script_message:
             os._exit(0)
         reason = _reason_to_start_cold(script_message["import_folders"])
