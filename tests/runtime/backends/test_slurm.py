@@ -52,6 +52,8 @@ def spec(**changes):
         ("backend", "kubernetes"), ("partition", "cpu"), ("account", "a b"), ("accounts", {"acme": "--uid=0"}),
         ("node_types", {"gpu": "a100"}), ("node_types", {"gpu": {"gres": "gpu"}}),
         ("node_types", {"gpu": {"qos": "x;y"}}), ("conf", "slurm.conf"), ("pending_seconds", 0),
+        ("containers", "enroot"), ("containers", True), ("containers_bin", "bin"), ("image_mib", 0),
+        ("import_seconds", 0), ("insecure_registries", "r.example"), ("insecure_registries", ["https://r.example"]),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_its_name(setting, value):
