@@ -21,7 +21,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob
 from runtime.errors import InvalidSpec
-from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, PullSecret, Resources, RunSpec
+from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, Resources, RunSpec
 from runtime.trash import Trash
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -359,15 +359,6 @@ def test_an_image_belongs_to_an_organization_a_repository_and_a_digest(tmp_path)
     }
     assert len(folders) == 6, "each has a folder of its own"
     assert images.image_folder(tmp_path, spec(name="job-2-1")) in folders
-
-
-def test_the_plan_of_an_image_has_its_credentials_and_limits(tmp_path):
-    secret = PullSecret("registry.example.com:5000", "me", "hunter2")
-    limits = {"image_mib": 7, "import_seconds": 9, "insecure_registries": [secret.host]}
-    plan = images.image_plan(tmp_path, spec(pull_secret=secret), config(**limits))
-    assert (plan["username"], plan["password"], plan["limit_mib"], plan["seconds"]) == ("me", "hunter2", 7, 9)
-    assert plan["is_insecure"]
-    assert not images.image_plan(tmp_path, spec(), config())["is_insecure"]
 
 
 def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monkeypatch, caplog):
