@@ -22,9 +22,7 @@ pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time l
 COLLECTIVES = {
     "pytorch": """
     import torch, torch.distributed as dist
-    # The wheels of PyTorch have no MPI: what counts is that mpirun starts the ranks as the contract says.
-    backend = "gloo" if os.environ["BACKEND"] == "mpi" and not dist.is_mpi_available() else os.environ["BACKEND"]
-    dist.init_process_group(backend, init_method="env://")
+    dist.init_process_group(os.environ["BACKEND"], init_method="env://")
     given = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(given)
     found = [dist.get_rank(), dist.get_world_size(), given.item()]
@@ -68,15 +66,9 @@ class Case(NamedTuple):
     def backend(self):
         return "mpi" if self.controller is Controller.MPI else "gloo"
 
-    @property
-    def image(self):
-        """An image with the framework, and with mpirun if that is needed."""
-        return "horovod" if self.controller is Controller.MPI else self.framework
-
 
 CASES = [
     Case("pytorch"),
-    Case("pytorch", Controller.MPI),
     Case("horovod"),
     Case("horovod", Controller.MPI),
     Case("tensorflow"),
@@ -136,7 +128,6 @@ def contract(case, rank):
     mpi = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     own = {
         Case("pytorch"): torchrun,
-        Case("pytorch", Controller.MPI): torchrun,
         Case("horovod"): {**torchrun, **horovod},
         Case("horovod", Controller.MPI): {**torchrun, **mpi},
         Case("tensorflow"): {},  # it reads TF_CONFIG, which the test compares
@@ -160,7 +151,7 @@ def spec_of(harness, case, nodes, workers):
     return harness.spec(
         SHOW + COLLECTIVES[case.framework] + PRINT,
         framework=Framework(case.framework),
-        image=Image(builtin=case.image),
+        image=Image(builtin=case.framework),
         nodes=nodes,
         workers_per_node=workers,
         resources=Resources(cpus=1, memory_mib=4096),
@@ -193,12 +184,12 @@ def found_by(harness, rank):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id="-".join(case), marks=[] if case.image == "pytorch" else [pytest.mark.slow])
+        pytest.param(case, id="-".join(case), marks=[] if case.framework == "pytorch" else [pytest.mark.slow])
         for case in CASES
     ],
 )
 def test_every_rank_sees_the_variables_of_the_contract(harness, case):
-    use_image(harness, case.image)
+    use_image(harness, case.framework)
     spec = spec_of(harness, case, NODES, WORKERS)
     harness.patience = 200
     harness.backend.submit(spec)

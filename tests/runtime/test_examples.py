@@ -24,6 +24,8 @@ RUN_SECONDS = 240
 NODE = {"resources": SMALL_NODE, "deadline_seconds": RUN_SECONDS}
 TRAINING_IMAGES = 1437
 """Images of digits that `mnist_ddp.py` and `local_sgd.py` train on in an epoch."""
+ONE_BATCH = 2000
+"""A batch size with which one rank sees all these images in one step."""
 TEXT_KILOBYTES = 30
 """The small text of these tests: 14 steps of 32 pieces in an epoch."""
 SPLIT = {
@@ -153,9 +155,9 @@ def test_a_text_without_a_batch_is_refused_with_advice(text_harness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["mnist_ddp.py", "local_sgd.py"])
-def test_an_example_stops_after_an_epoch_of_one_batch(torch_harness, script):
-    stop_after_an_epoch(torch_harness, script, nodes=2, batch_size=1000, lr="0.02")
+def test_an_example_stops_after_an_epoch_of_one_batch(torch_harness):
+    for job, script in (("job-1", "mnist_ddp.py"), ("job-2", "local_sgd.py")):
+        stop_after_an_epoch(torch_harness, script, job, batch_size=ONE_BATCH, lr="0.02")
 
 
 @pytest.mark.slow

@@ -230,7 +230,7 @@ STOP = EndRequest(
 def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_, outcome, code):
     ended = status([record()], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
-    # The same if the supervisor could still write that Slurm ended it. Then it is free also for no known reason.
+    # The same if the supervisor could still write that Slurm ended it. What Slurm ends for no known reason is free.
     if state in {"FAILED", "COMPLETED", None}:
         outcome, code = Outcome.NODE_LOST, FailureCode.EVICTED
     ended = status([record(ended=True, causes=[by_slurm()])], state, request=request_)

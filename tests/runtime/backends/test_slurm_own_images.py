@@ -49,34 +49,23 @@ def backend(tmp_path, bare_images):
     return lambda **changes: SlurmBackend(config=config(**changes), root=tmp_path / "runs", images_root=bare_images)
 
 
-def test_own_images_are_refused_where_containers_are_not_set(backend):
-    with pytest.raises(InvalidSpec, match="built-in images only") as refused:
-        backend(containers="").check_image(OWN)
-    assert refused.value.field == "image"
-    backend().check_image(OWN)
-    backend().check_image(Image(builtin="bare"))
-
-
 @pytest.mark.parametrize(
-    ("image", "options", "field"),
+    ("cluster", "changes", "field"),
     [
-        (OWN, {"gpus": 1}, "gpus"),
-        (OWN, {"controller": Controller.MPI}, "controller"),
-        (Image(reference="registry.example.com/team/train --all"), {}, "image"),
-        (Image(reference="--help"), {}, "image"),
-        (Image(builtin="unbuilt"), {}, "image"),
+        ({"containers": ""}, {}, "image"),
+        ({}, {"resources": Resources(cpus=1, memory_mib=1000, gpus=1)}, "gpus"),
+        ({}, {"controller": Controller.MPI}, "controller"),
+        ({}, {"packages": "/packages"}, "packages"),
+        ({}, {"image": Image(reference="registry.example.com/team/train --all")}, "image"),
+        ({}, {"image": Image(reference="--help")}, "image"),
+        ({}, {"image": Image(builtin="unbuilt")}, "image"),
     ],
 )
-def test_what_own_images_cannot_do_here_is_refused_before_a_price(backend, image, options, field):
+def test_what_own_images_cannot_do_on_a_cluster_is_refused(backend, cluster, changes, field):
+    backend().check_image(OWN)
     with pytest.raises(InvalidSpec) as refused:
-        backend().check_image(image, **options)
+        backend(**cluster)._admit(spec(**changes))
     assert refused.value.field == field
-
-
-def test_packages_are_not_added_to_own_images(backend):
-    with pytest.raises(InvalidSpec) as refused:
-        backend()._admit(spec(packages="/packages"))
-    assert refused.value.field == "packages"
 
 
 def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(tmp_path, monkeypatch):

@@ -60,6 +60,11 @@ def test_options_of_a_plan_add_variables(changes, expected):
     assert [plain.get(name) for name in expected] in ([None] * len(expected), ["1"])
 
 
+def test_mpirun_changes_no_variable_of_pytorch_but_its_backend():
+    under_mpi = rank_environment(PLAN._replace(controller="mpi", backend="mpi"), 0)
+    assert under_mpi == {**rank_environment(PLAN, 0), "BACKEND": "mpi"}
+
+
 @pytest.mark.parametrize(
     ("lr", "nodes", "scaled"),
     [("0.1", 3, "0.6"), ("1e-3", 2, "0.004"), ("0.050", 1, "0.100"), ("2e-10", 4, "1.6E-9"), ("3", 2, "12")],
