@@ -1,7 +1,8 @@
 """The environment contract (docs/environment.md): in every framework, from inside real runs.
 
-The script says what it sees and then does a real collective of its framework, so that a variable which is there but
+The script prints what it sees and then does a real collective of its framework, so that a variable which is there but
 wrong fails too. The table of names and meanings below is the public contract, written down a second time on purpose.
+Arguments, folders and rights are in `backends/test_backend_contract.py`, since they are the same in every framework.
 """
 
 from __future__ import annotations
@@ -13,48 +14,26 @@ from typing import NamedTuple
 import pytest
 
 from runtime.specs import Controller, Framework, Image, LrScaling, Mount, Outcome, Resources
+from tests.runtime.backends.contract import SHOW, seen
 from tests.runtime.images_of_ours import use_image
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
-SHOW = """
-    import argparse, json, os, sys
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--depth", type=int)
-    parser.add_argument("--local_rank", type=int)
-    given = parser.parse_args()
-    seen = {
-        "environment": dict(os.environ),
-        "argv": sys.argv,
-        "cwd": os.getcwd(),
-        "path": sys.path[0],
-        "local_rank": given.local_rank,
-        "dataset": open(os.path.join(os.environ["DATASETS_PATH"], "digits", "three")).read(),
-        "writable": sorted(
-            name
-            for name in ("WORKSPACE", "RUN_DIR", "CHECKPOINT_DIR", "OUTPUT_DIR", "TENSORBOARD_LOGDIR", "DATASETS_PATH")
-            if os.access(os.environ[name], os.W_OK)
-        ),
-    }
-"""
 COLLECTIVES = {
     "pytorch": """
     import torch, torch.distributed as dist
-    # The wheels of PyTorch have no MPI: what counts is that mpirun starts the ranks as the contract says.
-    backend = "gloo" if os.environ["BACKEND"] == "mpi" and not dist.is_mpi_available() else os.environ["BACKEND"]
-    dist.init_process_group(backend, init_method="env://")
+    dist.init_process_group(os.environ["BACKEND"], init_method="env://")
     given = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(given)
-    seen["framework"] = [dist.get_rank(), dist.get_world_size(), given.item()]
+    found = [dist.get_rank(), dist.get_world_size(), given.item()]
     dist.destroy_process_group()
     """,
     "horovod": """
     import torch, horovod.torch as hvd
     hvd.init()
     total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum)
-    seen["framework"] = [hvd.rank(), hvd.size(), total.item()]
-    seen["horovod"] = [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.mpi_enabled()]
+    found = [hvd.rank(), hvd.size(), total.item()]
+    found += [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), hvd.mpi_enabled()]
     """,
     "tensorflow": """
     import tensorflow as tf
@@ -63,11 +42,11 @@ COLLECTIVES = {
     def give():
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(rank + 1.0))
-    seen["framework"] = [rank, strategy.num_replicas_in_sync, float(strategy.run(tf.function(give)))]
+    found = [rank, strategy.num_replicas_in_sync, float(strategy.run(tf.function(give)))]
     """,
 }
-TELL = """
-    print("SEEN " + json.dumps(seen), flush=True)
+PRINT = """
+    print("FOUND " + json.dumps(found), flush=True)
 """
 BASE = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "CUDA_VISIBLE_DEVICES", "SSL_CERT_FILE"}
 """Variables of every sandboxed process, which the contract does not name. None has its value from the host."""
@@ -87,15 +66,9 @@ class Case(NamedTuple):
     def backend(self):
         return "mpi" if self.controller is Controller.MPI else "gloo"
 
-    @property
-    def image(self):
-        """An image with the framework, and with mpirun if that is needed."""
-        return "horovod" if self.controller is Controller.MPI else self.framework
-
 
 CASES = [
     Case("pytorch"),
-    Case("pytorch", Controller.MPI),
     Case("horovod"),
     Case("horovod", Controller.MPI),
     Case("tensorflow"),
@@ -138,7 +111,7 @@ def contract(case, rank):
         "GROUP_WORLD_SIZE": str(NODES),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(NODES * WORKERS),
-        "TORCHELASTIC_RUN_ID": "job-1-3",
+        "TORCHELASTIC_RUN_ID": "job-1-1",
         "TORCHELASTIC_RESTART_COUNT": "2",
     }
     horovod = {
@@ -155,7 +128,6 @@ def contract(case, rank):
     mpi = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
     own = {
         Case("pytorch"): torchrun,
-        Case("pytorch", Controller.MPI): torchrun,
         Case("horovod"): {**torchrun, **horovod},
         Case("horovod", Controller.MPI): {**torchrun, **mpi},
         Case("tensorflow"): {},  # it reads TF_CONFIG, which the test compares
@@ -177,14 +149,12 @@ def spec_of(harness, case, nodes, workers):
     letters = harness.folder / "letters"
     letters.mkdir()
     return harness.spec(
-        SHOW + COLLECTIVES[case.framework] + TELL,
-        name="job-1-3",
+        SHOW + COLLECTIVES[case.framework] + PRINT,
         framework=Framework(case.framework),
-        image=Image(builtin=case.image),
+        image=Image(builtin=case.framework),
         nodes=nodes,
         workers_per_node=workers,
         resources=Resources(cpus=1, memory_mib=4096),
-        arguments=("--depth", "3"),
         epochs=7,
         lr="0.050",
         lr_scaling=LrScaling.LINEAR,
@@ -202,10 +172,11 @@ def spec_of(harness, case, nodes, workers):
     )
 
 
-def seen_by(harness, rank):
-    lines = [line for line in harness.log(rank, "job-1-3").splitlines() if line.startswith("SEEN ")]
-    assert len(lines) == 1, harness.all_logs("job-1-3")
-    return json.loads(lines[0].removeprefix("SEEN "))
+def found_by(harness, rank):
+    """Return what the framework told a rank: its rank, the number of ranks, the sum of all contributions, and more."""
+    lines = [line for line in harness.log(rank).splitlines() if line.startswith("FOUND ")]
+    assert len(lines) == 1, harness.all_logs("job-1-1")
+    return json.loads(lines[0].removeprefix("FOUND "))
 
 
 @pytest.mark.cores(2)
@@ -213,32 +184,27 @@ def seen_by(harness, rank):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id="-".join(case), marks=[] if case.image == "pytorch" else [pytest.mark.slow])
+        pytest.param(case, id="-".join(case), marks=[] if case.framework == "pytorch" else [pytest.mark.slow])
         for case in CASES
     ],
 )
 def test_every_rank_sees_the_variables_of_the_contract(harness, case):
-    use_image(harness, case.image)
+    use_image(harness, case.framework)
     spec = spec_of(harness, case, NODES, WORKERS)
     harness.patience = 200
     harness.backend.submit(spec)
     harness.wait_for_outcome(Outcome.COMPLETED, spec.name)
 
     size = NODES * WORKERS
-    everyone = [seen_by(harness, rank) for rank in range(size)]
-    for rank, seen in enumerate(everyone):
-        node, local_rank = divmod(rank, WORKERS)
-        environment = seen["environment"]
+    environments = [seen(harness, rank)["environment"] for rank in range(size)]
+    for rank, environment in enumerate(environments):
         expected = contract(case, rank)
         assert {name: environment.get(name) for name in expected} == expected
-        assert seen["framework"] == [rank, size, size * (size + 1) / 2]
+        node, local_rank = divmod(rank, WORKERS)
+        found = [rank, size, size * (size + 1) / 2]
         if case.framework == "horovod":
-            assert seen["horovod"] == [local_rank, WORKERS, node, NODES, case.controller is Controller.MPI]
-        assert seen["argv"] == ["/workspace/train.py", "--depth", "3", f"--local_rank={local_rank}"]
-        assert seen["local_rank"] == local_rank
-        assert seen["cwd"] == seen["path"] == "/workspace"
-        assert seen["dataset"] == "3"
-        assert seen["writable"] == ["CHECKPOINT_DIR", "OUTPUT_DIR", "RUN_DIR", "TENSORBOARD_LOGDIR", "WORKSPACE"]
+            found += [local_rank, WORKERS, node, NODES, case.controller is Controller.MPI]
+        assert found_by(harness, rank) == found
 
         reported = without_ports(harness.backend.environment(spec, rank))
         besides = {name: value for name, value in without_ports(environment).items() if name not in BASE}
@@ -248,9 +214,9 @@ def test_every_rank_sees_the_variables_of_the_contract(harness, case):
         assert expected.keys() <= reported.keys()
 
     for name in PORTS:
-        assert len({seen["environment"].get(name) for seen in everyone}) == 1, "all ranks must meet at one port"
+        assert len({environment.get(name) for environment in environments}) == 1, "all ranks must meet at one port"
     if case.framework == "tensorflow":
-        configs = [json.loads(seen["environment"]["TF_CONFIG"]) for seen in everyone]
+        configs = [json.loads(environment["TF_CONFIG"]) for environment in environments]
         workers_told = configs[0]["cluster"]["worker"]
         assert len(set(workers_told)) == len(workers_told) == size, "each process has a port of its own"
         for rank, config in enumerate(configs):

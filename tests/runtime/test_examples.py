@@ -24,6 +24,8 @@ RUN_SECONDS = 240
 NODE = {"resources": SMALL_NODE, "deadline_seconds": RUN_SECONDS}
 TRAINING_IMAGES = 1437
 """Images of digits that `mnist_ddp.py` and `local_sgd.py` train on in an epoch."""
+ONE_BATCH = 2000
+"""A batch size with which one rank sees all these images in one step."""
 TEXT_KILOBYTES = 30
 """The small text of these tests: 14 steps of 32 pieces in an epoch."""
 SPLIT = {
@@ -77,15 +79,29 @@ def train(harness, script, source="", **changes):
     )
 
 
-def stop_after_an_epoch(harness, script, **changes):
-    """Run `job-1-1` and stop it after its first epoch; return the epochs done and the place of its checkpoint."""
-    harness.submit("", script=script, checkpoint_key="job-1", epochs=500, **{**NODE, **changes})
-    harness.wait_for_text("epoch 1/500")
-    harness.backend.stop("job-1-1", grace_seconds=30)
-    harness.wait_for_outcome(Outcome.STOPPED)
-    reported = re.fullmatch(r"stopped by SIGTERM: saved (after epoch (\d+), \w+ \d+)", harness.log().splitlines()[-1])
-    assert len(curve(harness)) == int(reported[2])
+def stop_after_an_epoch(harness, script, job="job-1", **changes):
+    """Run a job's first attempt and stop it after an epoch; return the epochs done and the place of its checkpoint."""
+    name = f"{job}-1"
+    harness.submit("", script=script, name=name, checkpoint_key=job, epochs=500, **{**NODE, **changes})
+    harness.wait_for_text("epoch 1/500", name)
+    harness.backend.stop(name, grace_seconds=30)
+    harness.wait_for_outcome(Outcome.STOPPED, name)
+    last_line = harness.log(name=name).splitlines()[-1]
+    reported = re.fullmatch(r"stopped by SIGTERM: saved (after epoch (\d+), \w+ \d+)", last_line)
+    assert len(curve(harness, name)) == int(reported[2])
     return int(reported[2]), reported[1]
+
+
+def stop_and_resume(harness, script, job, epochs, **shape):
+    """Stop a job of 16 images in a step, and train for more epochs; return the last output and the whole curve."""
+    done, saved = stop_after_an_epoch(harness, script, job, **shape)
+    epochs += done
+    log = train(harness, script, checkpoint_key=job, name=f"{job}-2", restart_count=1, epochs=epochs, **shape)
+    assert f"resumed {saved}; restart 1" in log.splitlines()
+    points = curve(harness, f"{job}-1") + curve(harness, f"{job}-2")
+    every_image_once = [(epoch, epoch * -(-TRAINING_IMAGES // 16)) for epoch in range(1, epochs + 1)]
+    assert [(epoch, step) for epoch, step, _values in points] == every_image_once
+    return log, points
 
 
 def curve(harness, name="job-1-1"):
@@ -116,30 +132,19 @@ def test_mnist_ddp_learns(torch_harness):
 
 
 @pytest.mark.slow
-def test_stopped_ddp_resumes_within_its_epoch_and_local_sgd_is_ddp_at_first(torch_harness):
-    shape = {"nodes": 2, "batch_size": 8, "lr": "0.01"}
-    done, saved = stop_after_an_epoch(torch_harness, "mnist_ddp.py", **shape)
-    shape["epochs"] = done + 2
-    log = train(torch_harness, "mnist_ddp.py", checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
-    assert f"resumed {saved}; restart 1" in log.splitlines()
-    went_on = curve(torch_harness, "job-1-2")
-    # Each epoch saw every image once, 16 in a step.
-    assert [(epoch, step) for epoch, step, _values in went_on] == [
-        (epoch, epoch * -(-TRAINING_IMAGES // 16)) for epoch in (done + 1, done + 2)
-    ]
+def test_stopped_ddp_and_local_sgd_resume_within_an_epoch_and_are_equal_in_their_first(torch_harness):
+    shape = {"nodes": 2, "workers_per_node": 2, "batch_size": 4, "lr": "0.005"}
+    _log, resumed = stop_and_resume(torch_harness, "mnist_ddp.py", "job-1", 2, **shape)
     # A training without an interruption gives exactly the same values.
-    train(torch_harness, "mnist_ddp.py", name="job-2-1", **shape)
+    train(torch_harness, "mnist_ddp.py", name="job-2-1", epochs=len(resumed), **shape)
     whole = curve(torch_harness, "job-2-1")
-    assert whole[-1] == went_on[-1]
+    assert whole[-1] == resumed[-1]
     # Local SGD is DDP while the nodes average after every step, in its first epoch. Later they average rarely.
-    log = train(torch_harness, "local_sgd.py", name="job-3-1", **{**shape, "epochs": 6})
+    log, local = stop_and_resume(torch_harness, "local_sgd.py", "job-3", 4, **shape)
     sent = re.search(r"^sent between nodes: ([\d,]+) numbers, (\d+)% of the ([\d,]+) of DDP$", log, re.MULTILINE)
     assert int(sent[2]) < 40
-    epochs = curve(torch_harness, "job-3-1")
-    assert epochs[0][:2] == whole[0][:2]
-    assert epochs[0][2] == {name: pytest.approx(value, abs=1e-3) for name, value in whole[0][2].items()}
-    assert epochs[1][2] != whole[1][2]
-    assert epochs[-1][2]["accuracy"] > 0.8
+    assert local[0][2] == {name: pytest.approx(value, abs=1e-3) for name, value in whole[0][2].items()}
+    assert local[-1][2]["accuracy"] > 0.8
 
 
 def test_a_text_without_a_batch_is_refused_with_advice(text_harness):
@@ -150,22 +155,9 @@ def test_a_text_without_a_batch_is_refused_with_advice(text_harness):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["mnist_ddp.py", "local_sgd.py"])
-def test_an_example_stops_after_an_epoch_of_one_batch(torch_harness, script):
-    stop_after_an_epoch(torch_harness, script, nodes=2, batch_size=1000, lr="0.02")
-
-
-@pytest.mark.slow
-def test_stopped_local_sgd_resumes_within_its_epoch_on_nodes_of_two_processes(torch_harness):
-    shape = {"nodes": 2, "workers_per_node": 2, "batch_size": 8, "lr": "0.01"}
-    done, saved = stop_after_an_epoch(torch_harness, "local_sgd.py", **shape)
-    shape["epochs"] = done + 1
-    log = train(torch_harness, "local_sgd.py", checkpoint_key="job-1", name="job-1-2", restart_count=1, **shape)
-    assert f"resumed {saved}; restart 1" in log.splitlines()
-    # The epoch saw every image once, 32 in a step.
-    assert [(epoch, step) for epoch, step, _values in curve(torch_harness, "job-1-2")] == [
-        (done + 1, (done + 1) * -(-TRAINING_IMAGES // 32))
-    ]
+def test_an_example_stops_after_an_epoch_of_one_batch(torch_harness):
+    for job, script in (("job-1", "mnist_ddp.py"), ("job-2", "local_sgd.py")):
+        stop_after_an_epoch(torch_harness, script, job, batch_size=ONE_BATCH, lr="0.02")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.specs import Controller, Framework, Outcome, Resources
 from tests.runtime.images_of_ours import EXAMPLES, use_image
-from tests.runtime.test_examples import curve, stop_after_an_epoch, train
+from tests.runtime.test_examples import ONE_BATCH, curve, stop_after_an_epoch, train
 
 pytestmark = [
     pytest.mark.torch,  # real training in a built image, also in one without PyTorch
@@ -66,7 +66,7 @@ def test_an_example_resumes_in_another_shape_after_a_stop_and_learns(examples, s
 def test_an_example_stops_after_an_epoch_of_one_batch(examples, script, framework):
     """The scripts look for SIGTERM after every fourth batch. After an epoch of at most four they must look too."""
     use_image(examples, framework.value)
-    stop_after_an_epoch(examples, script, nodes=2, batch_size=1000, lr="0.02", framework=framework, **NODE)
+    stop_after_an_epoch(examples, script, batch_size=ONE_BATCH, lr="0.02", framework=framework, **NODE)
 
 
 def test_the_tensorflow_example_resumes_after_it_was_killed_while_it_replaced_a_checkpoint(examples):

@@ -29,11 +29,14 @@ SPEC = RunSpec(
     datasets=("digits",),
     mounts=(Mount("/a", "/workspace", False),),
     labels={"organization": "7"},
+    environment={"NCCL_DEBUG": "INFO"},
 )
 
 
-def test_a_spec_travels_as_json():
-    assert RunSpec.from_json(SPEC.to_json()) == SPEC
+def test_a_spec_travels_as_json_without_its_secrets():
+    with_secrets = dataclasses.replace(SPEC, secrets={"API_TOKEN": "s3cr3t"})
+    assert "s3cr3t" not in with_secrets.to_json() + repr(with_secrets)
+    assert RunSpec.from_json(with_secrets.to_json()) == SPEC
 
 
 @pytest.mark.parametrize(

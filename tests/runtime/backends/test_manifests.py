@@ -291,8 +291,6 @@ def test_secrets_are_only_in_a_secret_of_the_run():
 def test_an_image_is_pulled_by_its_digest(reference, pinned):
     run = spec(image=Image(reference=reference, digest="sha256:" + "a" * 64))
     cluster = config(pythons={reference: "/opt/bin/python3"})
-    (container,) = next(each for each in everything(run, cluster) if each["kind"] == "Job")["spec"]["template"]["spec"][
-        "containers"
-    ]
+    (container,) = pod_of(run, cluster)["containers"]
     assert container["image"] == pinned.format("a" * 64)
     assert container["command"][0] == "/opt/bin/python3"

@@ -30,12 +30,6 @@ def cause(kind, at, node, **more):
     return {"kind": kind, "at": at, "node": node, **more}
 
 
-def test_a_run_starts_with_its_last_node_and_ends_with_its_last():
-    status = merge("r", 1.0, [record(0), record(1)])
-    assert (status.submitted_at, status.started_at, status.finished_at) == (1.0, 11.0, 21.0)
-    assert (status.phase, status.outcome, status.failure) == (RunPhase.ENDED, Outcome.COMPLETED, None)
-
-
 @pytest.mark.parametrize(
     ("phases", "phase", "waiting_for"),
     [
@@ -44,13 +38,16 @@ def test_a_run_starts_with_its_last_node_and_ends_with_its_last():
         (("running", "running"), RunPhase.RUNNING, ""),
         (("ended", "running"), RunPhase.RUNNING, ""),
         (("stopping", "running"), RunPhase.STOPPING, ""),
+        (("ended", "ended"), RunPhase.ENDED, ""),
     ],
 )
 def test_a_run_runs_from_the_start_of_its_last_node_to_the_end_of_its_last(phases, phase, waiting_for):
     times = {"starting": {"started_at": None}}
     status = merge("r", 1.0, [record(node, each, **times.get(each, {})) for node, each in enumerate(phases)])
     assert (status.phase, status.waiting_for) == (phase, waiting_for)
-    assert status.started_at == (None if "starting" in phases else 11.0)
+    assert (status.submitted_at, status.started_at) == (1.0, None if "starting" in phases else 11.0)
+    assert status.finished_at == (21.0 if phase is RunPhase.ENDED else None)
+    assert (status.outcome, status.failure) == (Outcome.COMPLETED if phase is RunPhase.ENDED else None, None)
 
 
 def test_a_node_without_a_final_record_is_lost():

@@ -1,5 +1,6 @@
 """The arguments of bubblewrap, and the names of a node's address in its sandbox."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,6 @@ SANDBOX = sandbox.Sandbox(
 )
 
 
-def binds(arguments, option):
-    return [(arguments[at + 1], arguments[at + 2]) for at, word in enumerate(arguments) if word == option]
-
-
 def test_every_namespace_but_that_of_the_network_is_created_with_the_sandbox():
     """The process that starts bubblewrap is already in the run's own network."""
     arguments = sandbox.arguments(SANDBOX, {})
@@ -44,7 +41,8 @@ def test_every_namespace_but_that_of_the_network_is_created_with_the_sandbox():
 
 
 def test_only_the_gpus_of_the_node_are_seen():
-    devices = [source for source, _target in binds(sandbox.arguments(SANDBOX, {}), "--dev-bind-try")]
+    arguments = sandbox.arguments(SANDBOX, {})
+    devices = [source for word, source in itertools.pairwise(arguments) if word == "--dev-bind-try"]
     assert [device for device in devices if device[-1].isdigit()] == ["/dev/nvidia3"]
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runtime.specs import Outcome, RunSpec
+from runtime.specs import Outcome
 from tests.runtime.backends import hostile
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
@@ -55,9 +55,3 @@ def test_ranks_get_variables_and_secrets_that_no_record_contains(any_harness):
 def test_forked_ranks_get_variables_and_secrets_too(harness):
     hostile.warm(harness)
     run(harness)
-
-
-def test_a_stored_spec_has_no_secret(harness):
-    spec = harness.spec(secrets={"API_TOKEN": VALUE}, environment={"A": "b"})
-    assert "s3cr3t" not in spec.to_json() + repr(spec)
-    assert RunSpec.from_json(spec.to_json()).environment == {"A": "b"}

@@ -145,8 +145,9 @@ def test_each_node_has_shells_of_its_own_until_it_ends(any_harness):
 
 @pytest.mark.slow
 @pytest.mark.local_backend
-def test_a_step_of_slurm_ends_with_its_shell_and_one_that_finds_no_node_says_why(slurm_harness):
+def test_a_step_of_slurm_knows_no_secret_ends_with_its_shell_and_says_why_it_finds_no_node(slurm_harness, monkeypatch):
     """For each shell, the console starts a step of the run's job, which passes bytes to the node's socket."""
+    monkeypatch.setenv("TRAINYARD_PROBE", "a secret of the console")
     slurm_harness.start(WAIT)
 
     def steps():
@@ -156,9 +157,12 @@ def test_a_step_of_slurm_ends_with_its_shell_and_one_that_finds_no_node_says_why
 
     async def use():
         async with slurm_harness.backend.shell_socket("job-1-1", 0)():
-            return await asyncio.to_thread(steps)
+            return await asyncio.to_thread(steps), await asyncio.to_thread(relays_environments)
 
-    assert len(asyncio.run(use())) == len(before) + 1
+    steps_of_the_shell, environments = asyncio.run(use())
+    assert len(steps_of_the_shell) == len(before) + 1
+    assert environments
+    assert not any(b"a secret of the console" in environment for environment in environments)
     wait_for(lambda: steps() == before, 30)
     assert slurm_harness.backend.describe("job-1-1").phase is RunPhase.RUNNING
     # Without its socket, the node has no more shells: a shell that is opened just then says why.
@@ -167,21 +171,6 @@ def test_a_step_of_slurm_ends_with_its_shell_and_one_that_finds_no_node_says_why
     with pytest.raises(BackendUnavailable, match="No such file"):
         asyncio.run(open_and_close(lambda: tunnel.open(slurm_harness.backend._find("job-1-1"), 0)))
     assert slurm_harness.backend.shell_socket("job-1-1", 0) is None
-
-
-@pytest.mark.slow
-@pytest.mark.local_backend
-def test_the_step_that_passes_bytes_gets_nothing_of_the_consoles_environment(slurm_harness, monkeypatch):
-    monkeypatch.setenv("TRAINYARD_PROBE", "a secret of the console")
-    slurm_harness.start(WAIT)
-
-    async def environments():
-        async with slurm_harness.backend.shell_socket("job-1-1", 0)():
-            return await asyncio.to_thread(relays_environments)
-
-    found = asyncio.run(environments())
-    assert found
-    assert not any(b"a secret of the console" in environment for environment in found)
 
 
 def relays_environments():

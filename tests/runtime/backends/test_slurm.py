@@ -52,6 +52,8 @@ def spec(**changes):
         ("backend", "kubernetes"), ("partition", "cpu"), ("account", "a b"), ("accounts", {"acme": "--uid=0"}),
         ("node_types", {"gpu": "a100"}), ("node_types", {"gpu": {"gres": "gpu"}}),
         ("node_types", {"gpu": {"qos": "x;y"}}), ("conf", "slurm.conf"), ("pending_seconds", 0),
+        ("containers", "enroot"), ("containers", True), ("containers_bin", "bin"), ("image_mib", 0),
+        ("import_seconds", 0), ("insecure_registries", "r.example"), ("insecure_registries", ["https://r.example"]),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_its_name(setting, value):
@@ -228,17 +230,11 @@ STOP = EndRequest(
 def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_, outcome, code):
     ended = status([record()], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
+    # The same if the supervisor could still write that Slurm ended it. What Slurm ends for no known reason is free.
     if state in {"FAILED", "COMPLETED", None}:
-        return  # `test_a_node_that_slurm_ended_for_no_known_reason_is_free` has these
-    # The same if the supervisor could still write that Slurm ended it.
+        outcome, code = Outcome.NODE_LOST, FailureCode.EVICTED
     ended = status([record(ended=True, causes=[by_slurm()])], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
-
-
-def test_a_node_that_slurm_ended_for_no_known_reason_is_free():
-    for state in ("COMPLETED", "FAILED", None):
-        ended = status([record(ended=True, causes=[by_slurm()])], state)
-        assert (ended.outcome, ended.failure.code) == (Outcome.NODE_LOST, FailureCode.EVICTED)
 
 
 def test_a_run_does_not_end_before_slurm_says_why():

@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import json
 import re
 import socket
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.backends.slurm import check, image_import, images
+from runtime.backends.slurm import check, image_import
 from runtime.backends.slurm.commands import Slurm
 from runtime.specs import FailureCode, Image, Outcome, PullSecret, RunPhase, WaitingCode
 from tests.registry import PASSWORD, USER, file, layer, special
-from tests.runtime.backends.contract import WAIT
+from tests.runtime.backends.contract import MEET, WAIT
 from tests.runtime.backends.test_shells import output_of
 from tests.slurm.cluster import free_ports
 
@@ -52,41 +51,33 @@ def stored(harness):
     return sorted((harness.folder / "runs" / ".images").glob("*/*/root-*"))
 
 
-def test_two_nodes_run_in_an_own_image_and_share_one_import(container_harness, own_image):
+def test_an_organizations_nodes_and_later_runs_share_one_import_that_others_do_not_get(container_harness, own_image):
     # The image sets RANK and not HOME: the platform's values of both count.
     source = """
     import os, sys
     print(sys.executable, os.environ["FLAVOUR"], os.path.exists("/vendor.txt"), os.environ["RANK"], os.environ["HOME"])
     """
-    changes = own_image([file("vendor.txt", b"ours")], env=["PATH=/usr/local/bin:/bin", "FLAVOUR=salted", "RANK=9"])
-    container_harness.complete(source, nodes=2, **changes)
-    expected = "/usr/local/bin/python3 salted True {} /tmp\n"
-    assert [container_harness.log(rank) for rank in range(2)] == [expected.format(rank) for rank in range(2)]
+    shell = file("usr/bin/sh", Path("/bin/sh").read_bytes(), mode=0o755)
+    entries = [file("vendor.txt", b"ours"), shell, special("bin", tarfile.SYMTYPE, "usr/bin")]
+    changes = own_image(entries, env=["PATH=/usr/local/bin:/bin", "FLAVOUR=salted", "RANK=9"])
+    container_harness.complete(source + MEET, nodes=2, **changes)
+    for rank in range(2):
+        assert container_harness.log(rank) == f"/usr/local/bin/python3 salted True {rank} /tmp\ntotal 3\n"
     folder = container_harness.folder / "runs"
-    assert len(stored(container_harness)) == 1
-    modified_at = (stored(container_harness)[0].parent / "image.json").stat().st_mtime_ns
-    container_harness.complete("print('again')", name="job-2-1", **changes)
-    # The second run has used the image that the first has imported.
-    assert [path.parent.joinpath("image.json").stat().st_mtime_ns for path in stored(container_harness)] == [
-        modified_at
-    ]
+    (root,) = stored(container_harness)
     assert list((folder / ".images" / ".work").iterdir()) == []
     leaked = [path for path in folder.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
     assert leaked == []
-
-
-def test_ranks_in_an_own_image_reach_each_other(container_harness, own_image):
-    """With the platform's own script, in which every rank connects to rank 0."""
-    container_harness.complete("", script="", builtin_script="hello", nodes=2, **own_image())
-    for rank in range(2):
-        assert container_harness.log(rank).startswith(f"rank {rank} of 2")
-
-
-def test_a_shell_opens_in_an_own_image(container_harness, own_image):
-    shell = file("usr/bin/sh", Path("/bin/sh").read_bytes(), mode=0o755)
-    container_harness.start(WAIT, **own_image([shell, special("bin", tarfile.SYMTYPE, "usr/bin")]))
-    address = container_harness.new_backend().shell_socket("job-1-1", 0)
+    # The next run needs no registry, which would refuse this password. A shell opens in it.
+    host = changes["pull_secret"].host
+    container_harness.start(WAIT, name="job-2-1", **{**changes, "pull_secret": PullSecret(host, USER, "expired")})
+    address = container_harness.new_backend().shell_socket("job-2-1", 0)
     assert asyncio.run(output_of(address, b"echo rank=$RANK.\n", b"rank=0."))
+    # Another organization has no password.
+    changes |= {"labels": {"organization": "rival", "job": "3"}, "pull_secret": None}
+    container_harness.submit("print('theirs')", name="job-3-1", **changes)
+    assert container_harness.wait_for_failure(Outcome.CODE_FAILED, "job-3-1").code is FailureCode.IMAGE_CREDENTIALS
+    assert stored(container_harness) == [root]
 
 
 def failure_of(harness, changes, **more):
@@ -104,7 +95,6 @@ def failure_of(harness, changes, **more):
     ("kind", "code"),
     [
         ("a wrong password", FailureCode.IMAGE_CREDENTIALS),
-        ("no password", FailureCode.IMAGE_CREDENTIALS),
         ("a missing digest", FailureCode.IMAGE_NAME),
         ("a closed port", FailureCode.IMAGE_NETWORK),
     ],
@@ -114,7 +104,6 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
     image, secret = changes["image"], changes["pull_secret"]
     changes |= {
         "a wrong password": {"pull_secret": PullSecret(secret.host, USER, "x9-guess-x9")},
-        "no password": {"pull_secret": None},
         "a missing digest": {"image": Image(reference=image.reference, digest=f"sha256:{'a' * 64}")},
         "a closed port": {"image": Image(reference=f"127.0.0.1:{free_ports(1)[0]}/team/train:1", digest=image.digest)},
     }[kind]
@@ -233,57 +222,6 @@ def test_a_python_that_cannot_be_executed_is_a_code_failure(container_harness, o
     changes = own_image([file("usr/bin/python3", b"not a program", 0o755)], env=["PATH=/usr/bin"])
     failure = container_harness.run_to_failure(Outcome.CODE_FAILED, "print('never')", **changes)
     assert failure.rank == 0
-
-
-def test_organizations_share_no_image(container_harness, own_image):
-    """The same digest, ordered by an organization that the registry refuses."""
-    changes = own_image()
-    container_harness.complete("print('ours')", **changes)
-    changes |= {"labels": {"organization": "rival", "job": "2"}, "pull_secret": None}
-    container_harness.submit("print('theirs')", name="job-2-1", **changes)
-    failure = container_harness.wait_for_failure(Outcome.CODE_FAILED, "job-2-1")
-    assert failure.code is FailureCode.IMAGE_CREDENTIALS
-    assert len(stored(container_harness)) == 1
-
-
-def test_an_image_without_a_digest_is_pulled_for_each_run(container_harness, own_image, registry, python_layer):
-    """The console could not reach the registry, so the tag may name another image at the next run."""
-    changes = own_image([file("version", b"1")])
-    image = changes["image"]
-    changes["image"] = Image(reference=image.reference)
-    source = "print(open('/version').read())"
-    container_harness.complete(source, **changes)
-    name, _, tag = image.reference.partition("/")[2].partition(":")
-    registry.push(name, tag, [python_layer, layer([file("version", b"2")])], Env=["PATH=/usr/local/bin"])
-    container_harness.complete(source, name="job-2-1", **changes)
-    assert [container_harness.log(0, run) for run in ("job-1-1", "job-2-1")] == ["1\n", "2\n"]
-
-
-def test_a_pulled_image_is_used_without_the_registry(container_harness, own_image):
-    changes = own_image()
-    container_harness.complete("print('first')", **changes)
-    # With this password, the registry would refuse another pull.
-    changes["pull_secret"] = PullSecret(changes["pull_secret"].host, USER, "expired")
-    container_harness.complete("print('second')", name="job-2-1", **changes)
-    folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))
-    contents = json.loads((folder / "image.json").read_bytes())
-    assert contents == {
-        "root": stored(container_harness)[0].name,
-        "python": "/usr/local/bin/python3",
-        "environment": {"PATH": "/usr/local/bin:/usr/bin"},
-    }
-
-
-def test_a_repeated_import_leaves_the_root_that_other_runs_may_use(container_harness, own_image):
-    """A node died between unpacking the image and recording it, or does not see that another one has recorded it."""
-    changes = own_image()
-    folder = images.image_folder(container_harness.folder / "runs", container_harness.spec(**changes))
-    earlier = folder / "root-earlier"
-    earlier.mkdir(parents=True)
-    (earlier / "partial").touch()
-    container_harness.complete("import os; print(os.path.exists('/partial'))", **changes)
-    assert container_harness.log() == "False\n"
-    assert (earlier / "partial").exists()
 
 
 def test_the_check_of_a_cluster_tries_the_programs_on_a_compute_node(container_harness, tmp_path):

@@ -1,4 +1,4 @@
-"""Rules for customers' own images on Slurm that need no Slurm: settings, refusals, errors of programs, and removal."""
+"""Rules for customers' own images on Slurm that need no Slurm: refusals, errors of programs, and removal."""
 
 import base64
 import dataclasses
@@ -21,7 +21,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob
 from runtime.errors import InvalidSpec
-from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, PullSecret, Resources, RunSpec
+from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, Resources, RunSpec
 from runtime.trash import Trash
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -50,45 +50,22 @@ def backend(tmp_path, bare_images):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
+    ("cluster", "changes", "field"),
     [
-        ("containers", "enroot"), ("containers", True), ("containers_bin", "bin"), ("image_mib", 0),
-        ("import_seconds", 0), ("insecure_registries", "r.example"), ("insecure_registries", ["https://r.example"]),
-    ],
-)  # fmt: skip
-def test_a_wrong_setting_is_refused_by_its_name(setting, value):
-    with pytest.raises(ValueError, match=f"'hpc'.*'{setting}'"):
-        config(**{setting: value})
-
-
-def test_own_images_are_refused_where_containers_are_not_set(backend):
-    with pytest.raises(InvalidSpec, match="built-in images only") as refused:
-        backend(containers="").check_image(OWN)
-    assert refused.value.field == "image"
-    backend().check_image(OWN)
-    backend().check_image(Image(builtin="bare"))
-
-
-@pytest.mark.parametrize(
-    ("image", "options", "field"),
-    [
-        (OWN, {"gpus": 1}, "gpus"),
-        (OWN, {"controller": Controller.MPI}, "controller"),
-        (Image(reference="registry.example.com/team/train --all"), {}, "image"),
-        (Image(reference="--help"), {}, "image"),
-        (Image(builtin="unbuilt"), {}, "image"),
+        ({"containers": ""}, {}, "image"),
+        ({}, {"resources": Resources(cpus=1, memory_mib=1000, gpus=1)}, "gpus"),
+        ({}, {"controller": Controller.MPI}, "controller"),
+        ({}, {"packages": "/packages"}, "packages"),
+        ({}, {"image": Image(reference="registry.example.com/team/train --all")}, "image"),
+        ({}, {"image": Image(reference="--help")}, "image"),
+        ({}, {"image": Image(builtin="unbuilt")}, "image"),
     ],
 )
-def test_what_own_images_cannot_do_here_is_refused_before_a_price(backend, image, options, field):
+def test_what_own_images_cannot_do_on_a_cluster_is_refused(backend, cluster, changes, field):
+    backend().check_image(OWN)
     with pytest.raises(InvalidSpec) as refused:
-        backend().check_image(image, **options)
+        backend(**cluster)._admit(spec(**changes))
     assert refused.value.field == field
-
-
-def test_packages_are_not_added_to_own_images(backend):
-    with pytest.raises(InvalidSpec) as refused:
-        backend()._admit(spec(packages="/packages"))
-    assert refused.value.field == "packages"
 
 
 def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(tmp_path, monkeypatch):
@@ -336,14 +313,14 @@ def test_the_variables_of_an_image_are_those_that_an_order_may_set(tmp_path, lin
     assert image_import._image_environment(write_layout(tmp_path, {"config": {"Env": lines}})) == variables
 
 
-def test_a_layout_that_names_files_outside_is_not_read(tmp_path):
-    (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:../../../../etc/passwd"}]}')
-    assert image_import._image_environment(tmp_path) == {}
-    assert image_import._image_environment(tmp_path / "missing") == {}
-
-
-def test_a_layout_that_is_nested_too_deeply_sets_no_variables(tmp_path):
-    (tmp_path / "index.json").write_text("[" * 200_000)
+@pytest.mark.parametrize(
+    "index",
+    ['{"manifests": [{"digest": "sha256:../../../../etc/passwd"}]}', "[" * 200_000],
+    ids=["names a file outside", "is nested too deeply"],
+)
+def test_a_layout_that_cannot_be_read_sets_no_variables(tmp_path, index):
+    assert image_import._image_environment(tmp_path) == {}, "there is no index"
+    (tmp_path / "index.json").write_text(index)
     assert image_import._image_environment(tmp_path) == {}
 
 
@@ -371,15 +348,6 @@ def test_an_image_belongs_to_an_organization_a_repository_and_a_digest(tmp_path)
     }
     assert len(folders) == 6, "each has a folder of its own"
     assert images.image_folder(tmp_path, spec(name="job-2-1")) in folders
-
-
-def test_the_plan_of_an_image_has_its_credentials_and_limits(tmp_path):
-    secret = PullSecret("registry.example.com:5000", "me", "hunter2")
-    limits = {"image_mib": 7, "import_seconds": 9, "insecure_registries": [secret.host]}
-    plan = images.image_plan(tmp_path, spec(pull_secret=secret), config(**limits))
-    assert (plan["username"], plan["password"], plan["limit_mib"], plan["seconds"]) == ("me", "hunter2", 7, 9)
-    assert plan["is_insecure"]
-    assert not images.image_plan(tmp_path, spec(), config())["is_insecure"]
 
 
 def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monkeypatch, caplog):

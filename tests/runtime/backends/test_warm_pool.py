@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -65,35 +64,34 @@ def test_a_pool_without_a_folder_costs_no_open_socket(tmp_path):
     assert sockets() == before, caught.value  # `caught` keeps the frames of `connect`, and what they hold
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness, request, start):
+def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness):
     (packages,) = (harness.images_root / "bare").glob("lib/python3*/site-packages")
-    (packages / "faulty.py").write_text("def apply(call):\n    return call()\n")
     script = """
-    import faulty, os
+    import importlib, faulty, os  # `importlib` lets it start warm
     def fail(): raise KeyError("inner")
     def train():
         try: faulty.apply(fail)
         except KeyError as error: raise ValueError("outer") from error
     train()
     """
-    try:
-        chosen = request.getfixturevalue("warm") if start == "warm" else harness
-        status = chosen.run(MAY_IMPORT_ANYTHING + textwrap.dedent(script))
-    finally:
-        (packages / "faulty.py").unlink()
-    log = chosen.log()
-    shown = re.findall(r'File "(.*)", line \d+, in (\w+|<module>)', log)
     library = f"/opt/trainyard/images/bare/{packages.relative_to(harness.images_root / 'bare')}/faulty.py"
     here = "/workspace/train.py"
-    assert shown == [(here, "train"), (library, "apply"), (here, "fail"), (here, "<module>"), (here, "train")], log
-    assert status.failure.data == {
-        "exception": "ValueError",
-        "message": "outer",
-        "file": "train.py",
-        "line": "7",
-        "function": "train",
-    }
+    frames = [(here, "train"), (library, "apply"), (here, "fail"), (here, "<module>"), (here, "train")]
+    (packages / "faulty.py").write_text("def apply(call):\n    return call()\n")
+    try:
+        for name in ("cold", "warm"):
+            if name == "warm":
+                hostile.warm(harness)
+                harness.preface = ""
+            status = harness.run(script, name=name)
+            log = harness.log(name=name)
+            shown = re.findall(r'File "(.*)", line \d+, in (\w+|<module>)', log)
+            assert shown == frames, log
+            assert status.failure.data == {
+                "exception": "ValueError", "message": "outer", "file": "train.py", "line": "6", "function": "train",
+            }  # fmt: skip
+    finally:
+        (packages / "faulty.py").unlink()
 
 
 def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
@@ -121,14 +119,6 @@ def test_a_stopped_process_is_not_waited_for(warm):
             assert warm.log(name=name) == f"{program}\n"
         finally:
             os.kill(pid, signal.SIGCONT)
-
-
-def test_a_module_of_the_scripts_own_comes_before_the_images(warm):
-    """The fork server has imported the image's module `json`, so such a run starts cold."""
-    (warm.workspace / "json").mkdir()
-    (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'mine'\n")
-    warm.complete(SHOW_PROGRAM + "import json\nprint(json.WHOSE)")
-    assert warm.log() == "rank.py\nmine\n"
 
 
 @pytest.mark.slow
@@ -165,14 +155,19 @@ def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch)
     assert harness.log() == "rank.py\n"
 
 
-def test_a_warm_rank_imports_the_runs_own_packages(warm, tmp_path):
+def test_modules_of_the_run_are_imported_and_come_before_those_of_the_image(warm, tmp_path):
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "alpha.py").write_text("VERSION = 1\n")
     script = SHOW_PROGRAM + "import alpha, sys\nprint(alpha.__file__, sys.path[1])\n"
     warm.complete(script, packages=str(packages))
     assert warm.log() == "forkserver.py\n/opt/trainyard/site-packages/alpha.py /opt/trainyard/site-packages\n"
-    # A package that the interpreter has imported already would be the wrong one: the rank starts cold.
-    (packages / "json.py").write_text("VERSION = 2\n")
-    warm.complete(SHOW_PROGRAM + "import json\nprint(json.VERSION)\n", name="job-1-2", packages=str(packages))
-    assert warm.log(name="job-1-2") == "rank.py\n2\n"
+    # The fork server has imported the image's module `json`, which would be the wrong one: such a run starts cold.
+    (packages / "json.py").write_text("WHOSE = 'of a package'\n")
+    show_json = SHOW_PROGRAM + "import json\nprint(json.WHOSE)\n"
+    warm.complete(show_json, name="job-1-2", packages=str(packages))
+    assert warm.log(name="job-1-2") == "rank.py\nof a package\n"
+    (warm.workspace / "json").mkdir()
+    (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'of the script'\n")
+    warm.complete(show_json, name="job-1-3")
+    assert warm.log(name="job-1-3") == "rank.py\nof the script\n"

@@ -55,10 +55,10 @@ class Library:
         return OK
 
 
-def test_gpu_usage_is_read_without_waiting_for_the_driver():
+def test_gpu_usage_is_read_without_waiting_for_the_driver_and_each_gpu_keeps_its_index():
     library = Library()
     library.may_respond.clear()
-    gpus = Gpus(["GPU-a", "GPU-b"], library)
+    gpus = Gpus(["GPU-a", "GPU-unknown", "GPU-b"], library)
     gpus.start()
     assert library.entered.wait(20)
     assert gpus.readings == []
@@ -66,13 +66,6 @@ def test_gpu_usage_is_read_without_waiting_for_the_driver():
     # Per cent of its time and of its memory's, bytes in use and in total, watts, degrees Celsius.
     assert wait_for(lambda: gpus.readings) == [
         Gpu(0, 90, 40, 20 << 30, 80 << 30, 312.5, 61),
-        Gpu(1, 90, 40, 20 << 30, 80 << 30, None, 61),
+        Gpu(2, 90, 40, 20 << 30, 80 << 30, None, 61),
     ]
-    gpus.stop()
-
-
-def test_a_gpu_keeps_its_index_if_the_driver_does_not_find_an_earlier_one():
-    gpus = Gpus(["GPU-a", "GPU-unknown", "GPU-b"], Library())
-    gpus.start()
-    assert [reading.gpu for reading in wait_for(lambda: gpus.readings)] == [0, 2]
     gpus.stop()

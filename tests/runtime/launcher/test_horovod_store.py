@@ -75,22 +75,16 @@ class Worker(threading.Thread):
         connection.close()
 
 
-def test_workers_get_ranks_once_all_have_asked(server):
+def test_workers_get_ranks_once_all_have_asked_except_those_of_a_lost_node(server):
     server.assign({"a:0": "0,3,0,1,0,3", "b:0": "1,3,0,1,1,3", "c:0": "2,3,0,1,2,3"}, new_workers=True)
     early = Worker(server, "a:0")
     early.asking.wait(10)
     # The launcher learns of the lost node only now.
     server.assign({"a:0": "0,2,0,1,0,2", "c:0": "1,2,0,1,1,2"})
     assert not server.have_all_met
-    late = Worker(server, "c:0")
-    for worker in (early, late):
+    late, lost = Worker(server, "c:0"), Worker(server, "b:0")
+    for worker in (early, late, lost):
         worker.join(10)
     assert (early.answer, late.answer) == (b"0,2,0,1,0,2", b"1,2,0,1,1,2")
+    assert lost.answer == b"-1,-1,-1,-1,-1,-1"
     assert server.have_all_met
-
-
-def test_a_worker_of_a_lost_node_gets_no_rank(server):
-    server.assign({"a:0": "0,1,0,1,0,1"})
-    worker = Worker(server, "b:0")
-    worker.join(10)
-    assert worker.answer == b"-1,-1,-1,-1,-1,-1"

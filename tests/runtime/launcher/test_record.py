@@ -6,7 +6,7 @@ import time
 import pytest
 
 from runtime.launcher import record as module
-from runtime.launcher.record import Record, Verdict
+from runtime.launcher.record import Record
 
 
 @pytest.fixture
@@ -18,18 +18,6 @@ def record(tmp_path):
 
 def written(record):
     return json.loads((record.folder / "nodes" / "1.json").read_bytes())
-
-
-def test_saved_events_are_on_disk_and_notified(record):
-    record.save()
-    record.add_cause(Verdict(kind="disk_full", code="disk_full", message="Too much.", data={"limit_mib": 3}))
-    record.save()
-    assert (record.phase, record.has_started) == ("starting", False)
-    (cause,) = record.causes
-    assert written(record)["causes"] == [cause]
-    assert (cause["node"], cause["rank"], cause["data"]) == (1, None, {"limit_mib": 3})
-    record.notify_if_due(time.monotonic())
-    assert (record.folder / "changes").exists()
 
 
 def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from runtime.launcher.__main__ import _read_sources
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan, find_imports, local_rank_flag, rank_arguments
 
@@ -57,6 +58,11 @@ def test_options_of_a_plan_add_variables(changes, expected):
     plain = rank_environment(PLAN._replace(framework=changes.get("framework", "pytorch")), 0)
     # Without its option only TORCHELASTIC_MAX_RESTARTS is set, to the restart count.
     assert [plain.get(name) for name in expected] in ([None] * len(expected), ["1"])
+
+
+def test_mpirun_changes_no_variable_of_pytorch_but_its_backend():
+    under_mpi = rank_environment(PLAN._replace(controller="mpi", backend="mpi"), 0)
+    assert under_mpi == {**rank_environment(PLAN, 0), "BACKEND": "mpi"}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +153,22 @@ def test_the_declared_local_rank_flag_is_found(source, flag):
 )
 def test_a_chosen_flag_overrides_the_declared_one(choice, flag):
     assert local_rank_flag(["add_argument('--local-rank')"], choice) == flag
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "flag"),
+    [
+        ("import other", [], "--local_rank"),
+        ("import runpy, sys\nrunpy.run_path(sys.argv[1])", ["other.py"], "--local_rank"),
+        ("import sys", ["other.py"], None),
+    ],
+    ids=["in an imported module", "in a script that the script runs", "in a script that is only named"],
+)
+def test_a_flag_that_another_file_declares_is_found(tmp_path, script, arguments, flag):
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "other.py").write_text("add_argument('--local_rank')")
+    plan = PLAN._replace(script=str(tmp_path / "train.py"), arguments=arguments)
+    assert local_rank_flag(list(_read_sources(plan, str(tmp_path)))) == flag
 
 
 def test_top_level_names_of_imports_are_found():
