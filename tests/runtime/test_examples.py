@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 SMALL_NODE = Resources(cpus=1.5, memory_mib=1024)
-"""More than one core, because importing torch is slow; less than two, for one thread per rank."""
+"""More than one core, because importing torch is slow; less than two, so that each rank gets one thread."""
 RUN_SECONDS = 240
 """How long a run may take on a busy machine."""
 NODE = {"resources": SMALL_NODE, "deadline_seconds": RUN_SECONDS}
@@ -186,7 +186,8 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
     whole, split = curve(harness, "job-2-1"), [point for attempt in attempts for point in attempt]
     assert [(epoch, step) for epoch, step, _values in split] == [(epoch, step) for epoch, step, _values in whole]
     for place, ((_epoch, _step, values), (_same, _place, expected)) in enumerate(zip(split, whole, strict=True)):
-        names = {"accuracy"} if place == done else {"accuracy", "loss"}  # a loss covers only the steps of its attempt
+        # The epoch at `done` was interrupted: its loss covers only the steps since the resumption.
+        names = {"accuracy"} if place == done else {"accuracy", "loss"}
         assert {name: values[name] for name in names} == {
             name: pytest.approx(expected[name], abs=2e-3) for name in names
         }

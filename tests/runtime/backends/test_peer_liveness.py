@@ -26,7 +26,7 @@ def child():
 
 
 def write(folder, node, pid, *, phase="running", causes=()):
-    """Write the record of a node whose supervisor is this process, and return its path."""
+    """Write the record of a node whose supervisor is the process `pid`, and return its path."""
     path = peer_liveness.record_path(folder, node)
     path.parent.mkdir(exist_ok=True)
     path.write_text(

@@ -22,7 +22,7 @@ from runtime.launcher.telemetry.hang_detector import (
 
 IDLE = Activity(
     seconds=1.0,
-    has_milestone=False,
+    has_milestone=False,  # a line of output, a metric or a step of training
     cpu_shares={2: 0.01},
     max_runnable_share=0.0,
     disk_rate=0.0,
@@ -44,7 +44,7 @@ def working(where="loss"):
 
 
 MAY_WAIT = RankState("backward", WAITING_IF_IDLE, "")
-PARKED = working()._replace(is_parked=True)
+PARKED = working()._replace(is_parked=True)  # it has done nothing since the inspection before
 BUSY = {"is_busy": True}
 NEVER = float("inf")
 
@@ -52,7 +52,7 @@ NEVER = float("inf")
 
 
 @pytest.mark.parametrize(
-    ("activity", "is_more_than_computing"),
+    ("activity", "ends_stall"),
     [
         (IDLE._replace(has_milestone=True), True),
         (IDLE._replace(disk_rate=1 << 20), True),
@@ -67,12 +67,15 @@ NEVER = float("inf")
         (IDLE._replace(is_using_cpu=True), False),
     ],
 )
-def test_each_sign_of_progress_is_recognized(activity, is_more_than_computing):
+def test_each_sign_of_progress_is_recognized(activity, ends_stall):
+    """Each sign ends the idle time. Computing alone does not end the stalled time, since a wait may be a busy loop."""
     tracker = ProgressTracker(0.0, HANG)
-    assert tracker.add_activity(10.0, IDLE, 1.0)[:3] == (10.0, 10.0, False), "idle and stalled for 10 s, not begun"
-    progress = tracker.add_activity(20.0, activity, 1.0)
+    assert tracker.add_activity(10.0, IDLE, interval=1.0)[:3] == (10.0, 10.0, False), (
+        "idle and stalled for 10 s, not begun"
+    )
+    progress = tracker.add_activity(20.0, activity, interval=1.0)
     assert progress.idle_seconds == 0.0
-    assert progress.stalled_seconds == (0.0 if is_more_than_computing else 20.0)
+    assert progress.stalled_seconds == (0.0 if ends_stall else 20.0)
     assert progress.has_begun is activity.has_milestone
 
 
@@ -133,7 +136,7 @@ def seconds_until_hang(run, *, has_begun=True, is_busy=False):
         pytest.param([waiting(), MAY_WAIT], HANG, {}, MIN_HANG_SECONDS, MIN_HANG_SECONDS, id="idle, all wait: sooner"),
         pytest.param([waiting()] * 2, HANG, {"has_begun": False}, HANG, HANG, id="never worked: after its time"),
         pytest.param([waiting()], 0, {}, NEVER, NEVER, id="detection is off"),
-        pytest.param([waiting("a"), waiting("b")], HANG, BUSY, HANG, 2 * HANG, id="all wait actively in one place"),
+        pytest.param([waiting("a"), waiting("b")], HANG, BUSY, HANG, 2 * HANG, id="all wait actively, none moves"),
         pytest.param([waiting(), PARKED], HANG, BUSY, HANG, 2 * HANG, id="they wait actively for a parked rank"),
         pytest.param([PARKED] * 2, HANG, BUSY, NEVER, NEVER, id="parked ranks, nobody waits for them"),
         pytest.param([waiting(), working()], HANG, BUSY, NEVER, NEVER, id="busy, one rank works"),
@@ -144,7 +147,7 @@ def seconds_until_hang(run, *, has_begun=True, is_busy=False):
 def test_when_a_run_counts_as_hung(states, hang, options, earliest, latest):
     run = Run(states, hang)
     assert earliest <= seconds_until_hang(run, **options) <= latest
-    assert (1 if hang else 0) <= run.inspections < 60, "pauses after inspections that find work double"
+    assert (1 if hang else 0) <= run.inspections < 60, "each that finds work doubles the pause before the next"
 
 
 def test_a_run_with_long_idle_periods_may_be_idle_for_longer():
@@ -169,11 +172,11 @@ def test_a_rank_that_is_parked_briefly_does_not_hang():
 @pytest.mark.parametrize(
     ("first", "others", "processes", "is_parked"),
     [
-        (0.0, [], [], True),
-        (0.01, [0.1, 0.1], [0.01], True),
-        (0.03, [], [], False),
-        (0.0, [0.2], [], False),
-        (0.0, [], [0.06], False),
+        pytest.param(0.0, [], [], True, id="nothing is used"),
+        pytest.param(0.01, [0.1, 0.1], [0.01], True, id="other threads may do what background threads do"),
+        pytest.param(0.03, [], [], False, id="the first thread works"),
+        pytest.param(0.0, [0.2], [], False, id="another thread works"),
+        pytest.param(0.0, [], [0.06], False, id="another process works"),
     ],
 )
 def test_a_rank_is_parked_if_its_threads_and_processes_do_nothing(first, others, processes, is_parked):
@@ -215,7 +218,7 @@ def test_a_run_counts_as_hung_in_time_and_never_before(hang, gaps, waits):
     hang=st.integers(5, 200), signs_at=st.lists(st.integers(1, 50), min_size=1, max_size=40), nodes=st.integers(1, 4)
 )
 def test_a_run_in_which_one_node_shows_signs_never_hangs(hang, signs_at, nodes):
-    """One node makes progress at least as often as the run may be quiet; all others never do."""
+    """One node always shows a sign before the time without signs is over; the others never do."""
     run = Run([waiting()] * nodes, hang)
     now = 0.0
     for pause in signs_at:

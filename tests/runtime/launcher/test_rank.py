@@ -39,6 +39,10 @@ def run(folder, source):
             "raise RuntimeError('Process 1:\\n\\nTraceback (most recent call last):\\n  File \"a\"\\nKeyError: 5\\n')",
             ["RuntimeError", "KeyError: 5", None, "1", ""],
         ),
+        (  # an error inside a TensorFlow function
+            "raise ValueError('in user code:\\n  File \"a.py\", line 5, in f *\\n    return a\\n\\n  KeyError: b')",
+            ["ValueError", "KeyError: b", None, "1", ""],
+        ),
         ("class Bad(Exception):\n  def __str__(self): raise OSError\nraise Bad", ["Bad", "", "train.py", "3", ""]),
         ("raise RuntimeError('é' * 100_000)", ["RuntimeError", "é" * 200, "train.py", "1", ""]),
         ("import sys; sys.exit(7)", ["SystemExit", "7", "train.py", "1", ""]),

@@ -103,10 +103,17 @@ def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
         ("pypi.org", 443): False,
         ("files.pythonhosted.org", 443): False,
     }
-    pip_configuration = {"UV_INDEX": "file:///opt/simple https://more.example/simple", "UV_FIND_LINKS": "/opt/wheels"}
+    pip_configuration = {
+        "UV_INDEX": "file:///opt/simple more=https://more.example/simple",  # uv allows a name before an address
+        "UV_FIND_LINKS": "/opt/wheels",
+    }
     from_pip = indexes.load_indexes([], [], pip_configuration)
     assert from_pip.addresses == ("https://pypi.org/simple", "file:///opt/simple", "https://more.example/simple")
     assert from_pip.find_links == ("/opt/wheels",)
-    for address in ("https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple"):
+    for address in (
+        "https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple", "http://a:b/simple",
+    ):  # fmt: skip
         with pytest.raises(InvalidIndexes):
             indexes.load_indexes([address], [], {})
+    with pytest.raises(InvalidIndexes):
+        indexes.load_indexes([], ["files.internal:b"], {})
