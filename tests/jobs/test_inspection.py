@@ -51,11 +51,6 @@ def test_a_notebook_mounts_the_jobs_folders_read_only_and_keeps_them_while_it_is
     assert not any("/jobs/" in mount.target for mount in run_specs.run_spec(Attempt.objects.get(pk=notebook.pk)).mounts)
 
 
-def test_a_notebook_without_a_job_mounts_nothing_more(customer, failed):
-    assert len(run_specs.run_spec(sell_notebook(customer)).mounts) == 1
-    assert not is_needed(failed)
-
-
 def test_a_job_that_is_foreign_open_elsewhere_or_without_files_cannot_be_inspected(customer, stranger_job, failed):
     assert "does not exist" in refusal(customer, inspected_job=stranger_job.pk)
     assert "has not ended" in refusal(customer, inspected_job=customer.started().job_id)
