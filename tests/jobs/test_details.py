@@ -30,7 +30,7 @@ def age(job, by):
     results.measure(job)
 
 
-def test_details_are_changed_and_jobs_found_by_them(api, customer, other):
+def test_details_are_changed_and_jobs_found_by_them(api, customer):
     job = customer.job(name="  First \n run ", tags=["mnist", "baseline", "mnist"])
     assert (job.name, job.tags) == ("First run", ["mnist", "baseline"])
     answer = patch(api, customer, job, notes="lr too high\r\n", tags=["mnist"])
@@ -42,7 +42,6 @@ def test_details_are_changed_and_jobs_found_by_them(api, customer, other):
     assert customer.job(tags="a, b c").tags == ["a", "b", "c"]
     found = api(customer.membership).get("/api/v1/jobs/", {"name": "TRAIN", "tag": "mnist"}).json()["results"]
     assert [each["id"] for each in found] == [job.pk]
-    assert patch(api, other, job, notes="x").status_code == 404
 
 
 BEYOND = {
