@@ -20,14 +20,11 @@ def test_activation_creates_a_wallet_and_a_first_workspace_once(owner):
     assert is_active(owner.organization)
 
 
-# The owner does not accept the terms; the others have no right to activate.
-REFUSALS = [("owner", TermsNotAccepted), ("member", NotAllowed), ("billing", NotAllowed)]
-
-
-@pytest.mark.parametrize(("role", "error"), REFUSALS)
-def test_a_refusal_creates_nothing(db, role, error):
-    with pytest.raises(error):
-        activation.activate(membership=MembershipFactory(role=role), accept_terms=role != "owner")
+def test_a_refusal_creates_nothing(db):
+    """The owner does not accept the terms; the others have no right to activate."""
+    for role, error in (("owner", TermsNotAccepted), ("member", NotAllowed), ("billing", NotAllowed)):
+        with pytest.raises(error):
+            activation.activate(membership=MembershipFactory(role=role), accept_terms=role != "owner")
     assert not any(model.objects.exists() for model in (ServiceActivation, Account, Workspace))
 
 

@@ -36,13 +36,12 @@ def test_watch_runs_follows_until_sigterm(monkeypatch):
     assert stopped == [True]
 
 
-class TestDemo:
-    def test_secrets_are_written_for_their_owner_alone(self, tmp_path):
-        path = tmp_path / "demo.json"
-        path.touch(mode=0o644)
-        demo._write_private(path, {"a": 1})
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert json.loads(path.read_text()) == {"a": 1}
+def test_the_secrets_of_the_demo_are_written_for_their_owner_alone(tmp_path):
+    path = tmp_path / "demo.json"
+    path.touch(mode=0o644)
+    demo._write_private(path, {"a": 1})
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text()) == {"a": 1}
 
 
 def run_command(*arguments):
@@ -62,34 +61,32 @@ def west(settings):
     return config
 
 
-class TestCheckCluster:
-    def test_it_prints_each_check_with_its_remedy_and_fails_if_one_fails(self, monkeypatch):
-        images = CheckResult("images", ok=False, detail="None.", remedy="Build one")
-        options = []
+def test_check_cluster_prints_each_check_with_its_remedy_and_fails_if_one_fails(monkeypatch):
+    options = []
 
-        def check(_cluster, **given):
-            options.append(given)
-            return iter([CheckResult("sandbox", ok=True, detail="there"), images])
+    def check(_cluster, **given):
+        options.append(given)
+        yield CheckResult("sandbox", ok=True, detail="there")
+        yield CheckResult("images", ok=False, detail="None.", remedy="Build one")
 
-        monkeypatch.setattr(check_cluster.check, "check", check)
-        text, error = run_command("check_cluster", "default", "--no-smoke")
-        assert "1 of the checks" in error
-        assert all(words in text for words in ("The cluster default", "✓", "sandbox", "✗", "Build one"))
-        assert options[0]["smoke"] is False
+    monkeypatch.setattr(check_cluster.check, "check", check)
+    text, error = run_command("check_cluster", "default", "--no-smoke")
+    assert "1 of the checks" in error
+    assert all(words in text for words in ("The cluster default", "✓", "sandbox", "✗", "Build one"))
+    assert options[0]["smoke"] is False
+    assert "names no cluster 'south'. There are: default" in run_command("check_cluster", "south")[1]
 
-    def test_a_kubernetes_cluster_has_checks_of_its_own(self, monkeypatch, settings, west):
-        calls = []
 
-        def check(*given, **options):
-            calls.append((*given, options))
-            return iter([CheckResult("API server", ok=True, detail="1.36")])
+def test_check_cluster_has_checks_of_its_own_for_kubernetes(monkeypatch, settings, west):
+    calls = []
 
-        monkeypatch.setattr(check_cluster.backend, "check", check)
-        assert "1.36" in run_command("check_cluster", "west")[0]
-        assert calls == [(west, settings.TRAINYARD_RUNS_ROOT / ".clusters" / "west", {"smoke": True})]
+    def check(*given, **options):
+        calls.append((*given, options))
+        yield CheckResult("API server", ok=True, detail="1.36")
 
-    def test_an_unknown_cluster_is_reported(self):
-        assert "names no cluster 'south'. There are: default" in run_command("check_cluster", "south")[1]
+    monkeypatch.setattr(check_cluster.backend, "check", check)
+    assert "1.36" in run_command("check_cluster", "west")[0]
+    assert calls == [(west, settings.TRAINYARD_RUNS_ROOT / ".clusters" / "west", {"smoke": True})]
 
 
 def test_kubernetes_rbac_prints_roles_that_can_be_applied(west):

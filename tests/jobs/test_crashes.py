@@ -11,15 +11,8 @@ from jobs.models import Attempt, Job
 from jobs.states import JobState
 from runtime.specs import Outcome
 from tests.crashes import crash_at
-from tests.factories.jobs import Customer
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def customer(transactional_db, backend, sent_tasks):
-    """A customer whose rows are committed and whose tasks reach no worker."""
-    return Customer(backend)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sent_tasks")]
 
 
 def reconcile_twice():

@@ -64,16 +64,14 @@ def test_a_folder_of_a_jobs_outputs_becomes_a_version(customer, dataset):
 def test_refused_sources_publish_nothing(customer, dataset):
     (customer.folder / "link").symlink_to("/etc")
     (customer.folder / "empty").mkdir()
-    for path in ("missing", "../x", "link", "link/passwd", "empty", "a\0b"):
-        with pytest.raises(catalog.BadArchive if path == "empty" else InvalidInput):
-            from_workspace(customer, dataset, path)
-    assert not dataset.versions.exists()
-    assert list(catalog.scratch().iterdir()) == []
-
-
-def test_a_copy_counts_against_the_quota(customer, dataset):
     customer.write("data/a", "x" * 10_000)
     # The file and its folder count 4096 bytes each besides the content.
     customer.quota(max_storage_bytes=selectors.storage_used(customer.organization) + 12_000)
-    with pytest.raises(TooLarge):
-        from_workspace(customer, dataset, "data")
+    for path, error in (
+        ("missing", InvalidInput), ("../x", InvalidInput), ("link", InvalidInput), ("link/passwd", InvalidInput),
+        ("a\0b", InvalidInput), ("empty", catalog.BadArchive), ("data", TooLarge),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            from_workspace(customer, dataset, path)
+    assert not dataset.versions.exists()
+    assert list(catalog.scratch().iterdir()) == []

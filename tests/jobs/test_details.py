@@ -30,29 +30,18 @@ def age(job, by):
     results.measure(job)
 
 
-def test_details_are_changed_and_jobs_found_by_them(api, customer, other):
+def test_details_are_changed_and_jobs_found_by_them(api, customer):
     job = customer.job(name="  First \n run ", tags=["mnist", "baseline", "mnist"])
     assert (job.name, job.tags) == ("First run", ["mnist", "baseline"])
     answer = patch(api, customer, job, notes="lr too high\r\n", tags=["mnist"])
     assert answer.status_code == 200
-    data = answer.json()
-    assert (data["name"], data["tags"], data["notes"], data["keep_until"]) == (
-        "First run",
-        ["mnist"],
-        "lr too high",
-        None,
-    )
+    changed = {"name": "First run", "tags": ["mnist"], "notes": "lr too high", "keep_until": None}
+    assert answer.json().items() >= changed.items()
     assert AuditEvent.objects.get(action="job.changed").data == {"fields": ["notes", "tags"]}
     assert patch(api, customer, job, name="").json()["name"] == "train.py"  # the script's, as for an order without one
     assert customer.job(tags="a, b c").tags == ["a", "b", "c"]
-    other.job(tags=["mnist"])
-
-    def found(**query):
-        return [each["id"] for each in api(customer.membership).get("/api/v1/jobs/", query).json()["results"]]
-
-    assert found(tag="mnist") == found(name="TRAIN", tag="mnist") == [job.pk]
-    assert found(name="nothing") == found(tag="mnis") == []
-    assert patch(api, other, job, notes="x").status_code == 404
+    found = api(customer.membership).get("/api/v1/jobs/", {"name": "TRAIN", "tag": "mnist"}).json()["results"]
+    assert [each["id"] for each in found] == [job.pk]
 
 
 BEYOND = {

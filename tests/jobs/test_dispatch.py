@@ -43,9 +43,8 @@ def test_the_spec_has_what_was_bought(customer, backend):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, sent_tasks, monkeypatch, at_once):
-    monkeypatch.setattr(backend, "parallel_submissions", at_once)
+def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, sent_tasks, monkeypatch):
+    monkeypatch.setattr(backend, "parallel_submissions", 4)  # `test_checkpoints` has the same for one at a time
     job = customer.job()
     backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")
     dispatch.dispatch_queue()
@@ -57,23 +56,23 @@ def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend
     assert states(job) == ["starting"]
 
 
-@pytest.mark.parametrize(
-    ("field", "reason", "sentence"),
-    [
-        ("image", "platform_error", "The image can't be used on this cluster now."),
-        ("account", "platform_error", "The cluster does not accept jobs of your organization on this node spec."),
-        ("script", "code_failed", "The script is no longer in the workspace."),
-    ],
-)
-def test_an_invalid_spec_ends_free_without_a_retry(customer, backend, field, reason, sentence):
-    job = customer.job(retries=3)
-    backend.refuses[f"job-{job.pk}-1"] = InvalidSpec("It was deleted.", field=field)
-    dispatch.dispatch_queue()
-    job.refresh_from_db()
-    assert (job.state, job.reason, job.detail) == ("failed", reason, "It was deleted.")
-    summary = selectors.summary(selectors.job_for(customer.organization, job.pk))
-    assert summary["detail"].startswith(sentence)
-    assert Receipt.objects.get().total_minor == 0
+REFUSED_SPECS = [
+    ("image", "platform_error", "The image can't be used on this cluster now."),
+    ("account", "platform_error", "The cluster does not accept jobs of your organization on this node spec."),
+    ("script", "code_failed", "The script is no longer in the workspace."),
+]
+
+
+def test_an_invalid_spec_ends_free_without_a_retry(customer, backend):
+    for field, reason, sentence in REFUSED_SPECS:
+        job = customer.job(retries=3)
+        backend.refuses[f"job-{job.pk}-1"] = InvalidSpec("It was deleted.", field=field)
+        dispatch.dispatch_queue()
+        job.refresh_from_db()
+        assert (job.state, job.reason, job.detail) == ("failed", reason, "It was deleted.")
+        summary = selectors.summary(selectors.job_for(customer.organization, job.pk))
+        assert summary["detail"].startswith(sentence)
+        assert Receipt.objects.get(hold__order__job=job).total_minor == 0
     assert customer.wallet.held_minor == 0
 
 
@@ -135,20 +134,20 @@ def assert_repaired(customer, backend, monkeypatch, call, moment):
     assert [each for each in backend.names() if each.startswith(f"job-{job.pk}-")] == [name]
 
 
-@pytest.mark.parametrize("has_ended", [False, True], ids=["the job stops", "the job has ended"])
-def test_a_cancel_between_claim_and_submit_stops_the_run(customer, backend, has_ended):
-    job = customer.job()
-    attempt = lifecycle.claim(job=job, cluster_name="local")
-    orders.cancel_job(membership=customer.membership, job=job)
-    if has_ended:
-        reconciliation.stop(job_pk=job.pk)
+def test_a_cancel_between_claim_and_submit_stops_the_run(customer, backend):
+    for has_ended in (False, True):  # before the submission, the job stops or has already ended
+        job = customer.job()
+        attempt = lifecycle.claim(job=job, cluster_name="local")
+        orders.cancel_job(membership=customer.membership, job=job)
+        if has_ended:
+            reconciliation.stop(job_pk=job.pk)
+            assert states(job) == ["cancelled"]
+        dispatch.submit(attempt)
+        assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
+        backend.end(attempt.run_name, Outcome.STOPPED)
+        reconciliation.reconcile()
         assert states(job) == ["cancelled"]
-    dispatch.submit(attempt)
-    assert backend.describe(attempt.run_name).phase is RunPhase.STOPPING
-    backend.end(attempt.run_name, Outcome.STOPPED)
-    reconciliation.reconcile()
-    assert states(job) == ["cancelled"]
-    assert Receipt.objects.get().total_minor == 0
+        assert Receipt.objects.get(hold__order__job=job).total_minor == 0
 
 
 def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_reconciliation(

@@ -143,27 +143,23 @@ def estimated(customer, *, seconds=60, epoch=3, **changes):
     return job
 
 
-def test_a_free_estimate_is_free_and_estimates_the_first_run(customer):
-    job = estimated(customer, seconds=60, epoch=3)
+def test_a_free_estimate_is_free_and_estimates_the_first_run_by_its_whole_epochs(customer):
+    job = estimated(customer, epoch=0)
     assert (job.order.hold.amount_minor, job.order.hold.receipt.total_minor) == (0, 0)
     assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (100_000, 0)
+    assert estimate(customer).source == "reference"
+    job = estimated(customer, seconds=60, epoch=3)
     one = estimate(customer, nodes=1, epochs=10)
     assert (one.source, one.runs) == ("probe", 1)
     assert one.p50_seconds == pytest.approx(200, abs=1)  # 3 epochs took 60 s
     two = estimate(customer, nodes=2, epochs=10)
     assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
     assert two.p90_seconds > one.p90_seconds / 2
+    ended = job.started_at + timedelta(seconds=45)
+    Attempt.objects.filter(job=job).update(cursor={"epoch_finished_at": ended.timestamp()})
+    assert estimate(customer, nodes=1, epochs=10).p50_seconds == pytest.approx(150, abs=1)  # 3 epochs took 45 s
     completed(customer, 100, nodes=1)
     assert estimate(customer, nodes=1).source == "history", "a paid run counts before a free estimate"
-
-
-def test_a_free_estimate_counts_up_to_its_last_whole_epoch(customer):
-    estimated(customer, epoch=0)
-    assert estimate(customer).source == "reference"
-    job = estimated(customer, seconds=60, epoch=2)
-    ended = job.started_at + timedelta(seconds=40)
-    Attempt.objects.filter(job=job).update(cursor={"epoch_finished_at": ended.timestamp()})
-    assert estimate(customer, nodes=1, epochs=10).p50_seconds == pytest.approx(200, abs=1)  # 2 epochs took 40 s
 
 
 def test_an_outcome_compares_a_job_with_its_quote(customer):

@@ -19,10 +19,9 @@ from runtime.backends.local.backend import LocalBackend
 from runtime.backends.local.runs import Run
 from runtime.backends.local.warm_pool.client import WarmPool
 from runtime.images import venvs
-from tests.factories.jobs import Customer
 from tests.runtime.conftest import processes_below
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sent_tasks")]
 COUNT_STARTS = """
 import os
 with open(os.path.join(os.environ["WORKSPACE"], "starts"), "a") as file:
@@ -52,12 +51,6 @@ def backend(monkeypatch, tmp_path, bare_images):
     local.stop_prepared_processes()
     assert local.names() == []
     assert processes_below(tmp_path / "runs") == []
-
-
-@pytest.fixture
-def customer(transactional_db, backend, sent_tasks):
-    """A customer whose rows are committed and whose tasks reach no worker."""
-    return Customer(backend)
 
 
 def killed(call, owner, name, after):

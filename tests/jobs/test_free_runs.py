@@ -180,11 +180,6 @@ def test_hostile_reports_are_ignored(customer, tmp_path):
 # --- Free estimates ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def two_a_day(db):
-    return BillingPolicy.objects.create(probes_per_day=2)
-
-
 def order_free_estimate(customer, key="", **changes):
     return free_estimates.order_free_estimate(
         membership=customer.membership, data=customer.form(**changes), idempotency_key=key
@@ -196,7 +191,8 @@ def left(customer):
     return free_estimates.left_today(customer.organization, customer.membership.user)
 
 
-def test_free_estimates_a_day_are_limited_per_organization_and_per_person(customer, two_a_day):
+def test_free_estimates_a_day_are_limited_per_organization_and_per_person(customer):
+    BillingPolicy.objects.create(probes_per_day=2)
     quote = customer.quote()
     assert free_estimates.is_worthwhile(quote)
     assert len({order_free_estimate(customer, "key").pk for _ in range(3)}) == 1, "one key is one order"
@@ -238,7 +234,8 @@ def test_an_error_is_reported_at_its_field(customer):
         order_free_estimate(customer)
 
 
-def test_a_free_estimate_is_limited_and_its_rerun_is_paid(customer, two_a_day):
+def test_a_free_estimate_is_limited_and_its_rerun_is_paid(customer):
+    BillingPolicy.objects.create(probes_per_day=2)
     job = order_free_estimate(customer, nodes=8, max_seconds=86_400, retries=3, ceiling_minor=5).job
     assert (job.nodes, job.deadline_seconds, job.retries, job.min_nodes) == (1, 60, 0, 0)
     order = orders.rerun(membership=customer.membership, job=job, changes={"nodes": 2})

@@ -10,7 +10,6 @@ from jobs.packages import FILE_NAME
 from jobs.results import is_needed, remove
 from runtime.specs import Mount, Outcome
 from storage.errors import InUse
-from tests.factories.accounts import OrganizationFactory
 from tests.factories.notebooks import notebook_form, sell_notebook
 
 pytestmark = pytest.mark.django_db
@@ -51,26 +50,13 @@ def test_a_notebook_mounts_the_jobs_folders_read_only_and_keeps_them_while_it_is
     assert not any("/jobs/" in mount.target for mount in run_specs.run_spec(Attempt.objects.get(pk=notebook.pk)).mounts)
 
 
-def test_a_notebook_without_a_job_mounts_nothing_more(customer, failed):
-    assert len(run_specs.run_spec(sell_notebook(customer)).mounts) == 1
-    assert not is_needed(failed)
-
-
-def test_a_job_that_is_foreign_open_elsewhere_or_without_files_cannot_be_inspected(customer, stranger_job, failed):
-    assert "does not exist" in refusal(customer, inspected_job=stranger_job.pk)
+def test_a_job_that_is_foreign_open_elsewhere_or_without_files_cannot_be_inspected(customer, other, failed):
+    assert "does not exist" in refusal(customer, inspected_job=other.ended_with_log().pk)
     assert "has not ended" in refusal(customer, inspected_job=customer.started().job_id)
     with pytest.raises(NotInspectable, match="on another cluster"):
         inspection.find_job(organization=customer.organization, pk=failed.pk, cluster_name="hpc")
     remove(job=failed, user=None)
     assert "has no files" in refusal(customer, inspected_job=failed.pk)
-
-
-@pytest.fixture
-def stranger_job(customer) -> Job:
-    """An ended job with files, of another organization."""
-    job = customer.ended_with_log()
-    Job.objects.filter(pk=job.pk).update(organization=OrganizationFactory())
-    return job
 
 
 def test_a_notebook_waits_for_the_packages_of_its_requirements(customer):

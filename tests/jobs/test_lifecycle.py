@@ -105,21 +105,6 @@ def test_a_cancel_in_the_queue_ends_at_once_and_costs_nothing(customer):
     assert job.events.get(kind="cancelled").actor == customer.membership.user
 
 
-def test_a_cancel_while_it_runs_charges_its_time_unless_the_platform_lost_it(customer):
-    cost = 10  # of 200 s on two nodes at 90 cents an hour
-    for outcome, reason, total_minor in (
-        (Outcome.STOPPED, "cancelled", cost), (Outcome.COMPLETED, "completed", cost),
-        (Outcome.NODE_LOST, "cancelled", 0),
-    ):  # fmt: skip
-        began = time.time() - 200
-        attempt = customer.started(at=began)
-        job = orders.cancel_job(membership=customer.membership, job=attempt.job)
-        assert job.state == JobState.STOPPING
-        job = customer.end(attempt, outcome, at=began + 200)
-        assert (job.state, job.reason) == (END_STATE[EndReason(reason)], reason)
-        assert Receipt.objects.get(hold__order__job=job).total_minor == total_minor
-
-
 def test_an_attempt_returned_to_the_queue_is_deleted_and_a_cancelled_one_ends_its_job(customer):
     job = customer.job()
     attempt = lifecycle.claim(job=job, cluster_name="local")

@@ -47,28 +47,17 @@ def test_a_version_keeps_how_it_was_made(customer, trained):
     version = publish(customer, trained, path="outputs/model.pt")
     assert (storage.model_folder(version) / "model.pt").read_bytes() == b"weights"
     assert version.lineage == {
-        "job": trained.pk,
-        "job_name": "train.py",
-        "path": "outputs/model.pt",
-        "framework": "pytorch",
-        "image": "pytorch",
-        "workspace": customer.workspace.name,
-        "code_path": "train.py",
-        "arguments": ["--width", "8"],
+        "job": trained.pk, "job_name": "train.py", "path": "outputs/model.pt", "framework": "pytorch",
+        "image": "pytorch", "workspace": customer.workspace.name, "code_path": "train.py",
+        "arguments": ["--width", "8"], "epochs": 10, "lr": "0.01", "batch_size": 32,
         "script_sha256": hashlib.sha256(b"print('hello')\n").hexdigest(),
-        "epochs": 10,
-        "lr": "0.01",
-        "batch_size": 32,
-        "datasets": [{"name": "digits", "version": 3}],
-        "models": [],
-        "from_checkpoint": None,
+        "datasets": [{"name": "digits", "version": 3}], "models": [], "from_checkpoint": None,
         "metrics": {
             "loss": {"last": 0.4, "lowest": 0.2, "highest": 0.9},
             "accuracy": {"last": 0.5, "lowest": 0.5, "highest": 0.5},
         },
-        "price_minor": selectors.receipt(trained).total_minor,
-        "currency": "USD",
-    }
+        "price_minor": selectors.receipt(trained).total_minor, "currency": "USD",
+    }  # fmt: skip
     again = publish(customer, trained, path="/checkpoints//./last.pt")
     assert (again.number, again.lineage["path"]) == (2, "checkpoints/last.pt")
 

@@ -173,13 +173,6 @@ def test_a_gpu_spec_has_one_process_for_each_gpu_and_refuses_images_that_would_l
     assert "1 to 2" in faults(customer, workers_per_node=3)["workers_per_node"]
 
 
-def test_the_code_key_is_of_the_script_not_its_settings(customer):
-    customer.write("b.py")
-    keys = [read(customer, **changes).code_key for changes in ({}, {"lr": "1"}, {"nodes": 1}, {"code_path": "b.py"})]
-    assert len(set(keys[:3])) == 1
-    assert keys[3] != keys[0]
-
-
 # --- Fault tolerance -------------------------------------------------------------------------------------------------
 
 

@@ -12,13 +12,7 @@ from tests.factories.jobs import Customer, start
 from tests.jobs.queueing import states
 from tests.racing import together
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def customer(transactional_db, backend, sent_tasks):
-    """A customer whose rows are committed and whose tasks reach no worker."""
-    return Customer(backend)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sent_tasks")]
 
 
 def place(customer, quote, key=""):
@@ -85,25 +79,25 @@ def test_the_last_nodes_of_a_quota_are_taken_once(customer, backend):
     assert Attempt.objects.count() == len(backend.runs) == 1
 
 
-@pytest.mark.parametrize("is_cancelled", [False, True], ids=["a run that ends", "a cancelled run that vanished"])
-def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, sent_tasks, is_cancelled):
+def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, sent_tasks):
     customer.quota(max_running_nodes=2)
-    attempt = customer.started()
-    waits = customer.job()
+    first, second, third = customer.job(), customer.job(), customer.job()
     dispatch.dispatch_queue()
-    assert states(waits) == ["queued"]
-    if is_cancelled:
-        orders.cancel_job(membership=customer.membership, job=attempt.job)
-        backend.lose(attempt.run_name)
-        sent_tasks.clear()
-        reconciliation.stop(job_pk=attempt.job_id)
-    else:
-        backend.end(attempt.run_name, Outcome.COMPLETED)
-        sent_tasks.clear()
-        reconciliation.reconcile_job(job_pk=attempt.job_id)
-    assert sent_tasks == [("dispatch", "default"), *([] if is_cancelled else [("count_storage", attempt.job_id)])]
+    assert states(first, second, third) == ["starting", "queued", "queued"]
+    backend.start(f"job-{first.pk}-1")
+    backend.end(f"job-{first.pk}-1", Outcome.COMPLETED)
+    sent_tasks.clear()
+    reconciliation.reconcile_job(job_pk=first.pk)
+    assert sent_tasks == [("dispatch", "default"), ("count_storage", first.pk)]
     dispatch.dispatch_queue("default")
-    assert states(attempt.job, waits) == ["cancelled" if is_cancelled else "succeeded", "starting"]
+    assert states(first, second, third) == ["succeeded", "starting", "queued"]
+    orders.cancel_job(membership=customer.membership, job=second)
+    backend.lose(f"job-{second.pk}-1")
+    sent_tasks.clear()
+    reconciliation.stop(job_pk=second.pk)
+    assert sent_tasks == [("dispatch", "default")], "a cancelled run that vanished"
+    dispatch.dispatch_queue("default")
+    assert states(second, third) == ["cancelled", "starting"]
 
 
 def test_reconciling_and_ingesting_at_once_store_each_point_once(customer, backend):

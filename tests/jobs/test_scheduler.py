@@ -12,7 +12,7 @@ from jobs.clusters import resources_of
 from jobs.models import Attempt, CapacitySnapshot, Job
 from jobs.states import JobState
 from runtime.specs import Outcome, Resources
-from tests.factories.jobs import make_medium_too_large, start
+from tests.factories.jobs import make_medium_too_large
 from tests.jobs.queueing import age, filled, states, waiting
 
 pytestmark = pytest.mark.django_db
@@ -76,20 +76,6 @@ def test_a_smaller_job_overtakes_a_larger_one_until_the_backfill_limit(customer)
     customer.end(attempt, Outcome.COMPLETED)
     dispatch.dispatch_queue()
     assert states(large, late) == ["starting", "starting"]
-
-
-def test_a_quota_delays_only_its_own_organization_and_is_checked_at_the_claim(customer, other):
-    customer.quota(max_running_nodes=2)
-    first, second = customer.job(), customer.job(nodes=1)
-    theirs = other.job()
-    dispatch.dispatch_queue()
-    assert states(first, second, theirs) == ["starting", "queued", "starting"]
-    assert "is using 2 of its 2 nodes, and this run needs 1 more" in waiting(customer, second)
-    assert start(second) is False, "no claim passes the quota"
-    age(second, timedelta(days=1))
-    other.job()
-    dispatch.dispatch_queue()
-    assert not Job.objects.filter(organization=other.organization, state=JobState.QUEUED).exists()
 
 
 def test_a_pass_takes_no_more_queries_for_more_waiting_jobs(customer, other, django_assert_max_num_queries):

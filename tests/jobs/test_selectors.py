@@ -12,15 +12,6 @@ from jobs.models import Job
 from runtime.specs import Outcome
 
 
-def test_a_job_of_another_organization_does_not_exist(customer, other):
-    job, theirs = customer.job(), other.job()
-    for select in (selectors.job_for, selectors.job_without_relations):
-        assert select(customer.organization, job.pk) == job
-        for pk in (theirs.pk, 10**9, 10**30):
-            with pytest.raises(NotFound):
-                select(customer.organization, pk)
-
-
 def test_the_place_in_the_queue_counts_everybody_who_waits_before(customer, other):
     jobs = [other.job(), customer.job(), other.job(), customer.job()]
     now = timezone.now()

@@ -53,14 +53,10 @@ def test_own_images_are_sold_only_where_containers_are_set(customer, own, slurm)
     assert customer.quote(image="own").ceiling_minor > 0
 
 
-def test_mpi_and_packages_are_refused_for_own_images(customer, own, slurm):
+def test_mpi_packages_and_gpus_are_refused_for_own_images(customer, own, slurm):
     slurm(containers="oci")
     assert "Choose Gloo" in refusal(customer, framework="horovod", controller="mpi")["controller"]
     customer.write("requirements.txt", "einops\n")
     assert "in addition to your own images" in refusal(customer, requirements="requirements.txt")["requirements"]
-
-
-def test_gpus_are_refused_for_own_images(customer, own, slurm):
-    slurm(containers="oci")
     NodeSpec.objects.filter(name="nano").update(gpus=1)
     assert "can't give GPUs to your own images" in refusal(customer)["image"]

@@ -38,12 +38,9 @@ def fill(customer):
 
 
 def empty_wallet(customer):
+    account = customer.wallet
     receivables.withdraw(
-        account=customer.wallet,
-        amount_minor=customer.wallet.posted_minor,
-        reference="out",
-        kind="test",
-        description="x",
+        account=account, amount_minor=account.posted_minor, reference="out", kind="test", description="x"
     )
 
 

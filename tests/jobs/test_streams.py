@@ -16,17 +16,11 @@ from jobs.models import Attempt
 from runtime.specs import Outcome
 from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
-from tests.factories.jobs import Customer, start
+from tests.factories.jobs import start
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sent_tasks")]
 SOON = 3.0
 """Seconds within which an announced change must reach a stream."""
-
-
-@pytest.fixture
-def customer(transactional_db, backend, sent_tasks):
-    """A customer whose rows are committed and whose tasks reach no worker."""
-    return Customer(backend)
 
 
 @pytest.fixture

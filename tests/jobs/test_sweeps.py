@@ -175,16 +175,6 @@ def test_a_script_that_always_fails_ends_the_sweep(sweeper):
     assert (sweep.reason, sweep.trials.count()) == ("failing", progress.FAILING_TRIALS)
 
 
-def test_a_platform_fault_of_a_trial_is_free_and_the_trial_goes_on(sweeper):
-    sweep = sweeper.buy(concurrency=1)
-    trial = sweep.trials.get()
-    sweeper.run(trial, 0.5, outcome=Outcome.NODE_LOST)
-    trial.job.refresh_from_db()
-    assert trial.job.state == "queued"
-    progress.advance(sweep_pk=sweep.pk)
-    assert sweep.trials.count() == 1
-
-
 def test_a_full_queue_makes_the_sweep_wait_and_a_deleted_workspace_ends_it(sweeper, customer):
     customer.quota(max_open_jobs=1)
     sweep = sweeper.buy()
@@ -234,7 +224,7 @@ def test_a_trial_stays_pruned_although_another_process_judged_it_by_older_values
     assert (trial.is_pruned, trial.job.state) == (True, "stopping")
 
 
-def test_a_repeated_purchase_returns_the_same_sweep(sweeper, customer):
+def test_a_quote_buys_one_sweep_and_none_buys_both_a_run_and_a_sweep(sweeper, customer):
     quote = sweeper.quote()
     buy = lambda quote, key: place_sweep(membership=customer.membership, quote=quote, idempotency_key=key)
     first = buy(quote, "k")
@@ -243,19 +233,16 @@ def test_a_repeated_purchase_returns_the_same_sweep(sweeper, customer):
         buy(quote, "l")
     with pytest.raises(IdempotencyConflict):
         buy(sweeper.quote(), "k")
-    assert Hold.objects.filter(state=Hold.States.HELD).count() == 1
-
-
-def test_runs_and_sweeps_have_quotes_of_their_own(sweeper, customer):
     with pytest.raises(InvalidInput):
         orders.place_order(membership=customer.membership, quote=sweeper.quote())
     with pytest.raises(InvalidInput):
-        place_sweep(membership=customer.membership, quote=customer.quote())
-    sweep = sweeper.buy()
+        buy(customer.quote(), "m")
+    assert Hold.objects.filter(state=Hold.States.HELD).count() == 1
+    progress.advance(sweep_pk=first.pk)
     child = Quote.objects.get(order__job__trial__number=0)
     with pytest.raises(QuoteBought):
         orders.place_order(membership=customer.membership, quote=child, idempotency_key="mine")
-    assert sweep.trials.count() == 2
+    assert first.trials.count() == 2
 
 
 def test_trials_keep_the_prices_and_the_script_of_the_sweeps_order(sweeper, customer):

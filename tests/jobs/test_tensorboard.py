@@ -147,17 +147,15 @@ def test_a_read_is_limited_by_all_entries_and_not_by_the_useful_ones(tmp_path, m
 
 
 def test_values_out_of_range_are_skipped_or_bounded(customer, backend):
+    """As in the metrics file, and with times and values that JSON does not have."""
     attempt = customer.started(nodes=1)
-    folder = backend.run_folder(attempt.run_name) / "run" / "tensorboard"
-    stamps = (1e18, float("inf"), float("nan"), -5.0, 1e300)
-    events = [scalar("fine", 2**52 + number, 0.5) for number in range(len(stamps))]
+    stamps = (1e18, float("inf"), float("nan"), -5.0)
+    events = [scalar("fine", number, 0.5) for number in range(len(stamps))]
     for event, stamp in zip(events, stamps, strict=True):
         event.wall_time = stamp
-    events += [scalar("far", 2**62, 0.5), scalar("nan", 1, float("nan"))]
-    write(folder, *events, *(scalar(tag, 1, 1) for tag in ("bad\0tag", "x" * 100 + "\n", "")))
+    odd = (scalar("far", 2**62, 0.5), scalar("nan", 1, float("nan")), scalar("bad\0tag", 1, 1), scalar("", 1, 1))
+    write(backend.run_folder(attempt.run_name) / "run" / "tensorboard", *events, *odd)
     assert telemetry.ingest(attempt=attempt)
-    curves, _last = selectors.metrics(attempt.job)
-    assert curves == {"fine": [[2**52 + number, 0.5] for number in range(len(stamps))]}
-    points = MetricPoint.objects.filter(job=attempt.job)
-    assert all(abs(point.at.timestamp() - time.time()) < 60 for point in points)
+    assert selectors.metrics(attempt.job)[0] == {"fine": [[number, 0.5] for number in range(len(stamps))]}
+    assert all(abs(point.at.timestamp() - time.time()) < 60 for point in MetricPoint.objects.all())
     assert telemetry.ingest(attempt=attempt) is False

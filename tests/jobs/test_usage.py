@@ -9,7 +9,7 @@ from django.utils import timezone
 from billing.models import Receipt
 from jobs import dispatch, lifecycle, orders, reconciliation, run_specs, selectors, usage
 from jobs.models import Attempt, Job
-from jobs.states import EndReason, JobState
+from jobs.states import END_STATE, EndReason, JobState
 from runtime.specs import Outcome
 from tests.factories.jobs import start
 from tests.jobs.queueing import waiting
@@ -78,26 +78,30 @@ def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(custome
 
 
 ENDS_AFTER_A_CANCEL = [
-    (Outcome.STOPPED, 0, 0), (Outcome.STOPPED, 4, 4), (Outcome.COMPLETED, 10, 10), (Outcome.CODE_FAILED, 13, 10),
-    (Outcome.STOPPED, 20, 10), (Outcome.STOPPED, 21, 0), (Outcome.TIME_LIMIT, 900, 0),
+    (Outcome.STOPPED, 0, "cancelled", 100), (Outcome.STOPPED, 4, "cancelled", 104),
+    (Outcome.COMPLETED, 10, "completed", 110), (Outcome.CODE_FAILED, 13, "code_failed", 110),
+    (Outcome.STOPPED, 20, "cancelled", 110), (Outcome.STOPPED, 21, "cancelled", 100),
+    (Outcome.TIME_LIMIT, 900, "time_limit", 100), (Outcome.NODE_LOST, 4, "cancelled", 0),
 ]  # fmt: skip
-"""Outcome, seconds from the request to the end, and how many of these are paid: at most the 10 s of the grace period,
-and none if the run ended more than 10 s after the grace period."""
+"""Outcome, seconds from the request to the end, the job's reason, and how many seconds are paid of the 100 until the
+request and at most the 10 of the grace period; none of the latter if the run ended more than 10 s after it."""
 
 
 def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
     """A cluster that acts on the request has the grace; one that was away, or slow, has nothing after the request."""
-    for outcome, took, paid in ENDS_AFTER_A_CANCEL:
+    for outcome, took, reason, paid in ENDS_AFTER_A_CANCEL:
         began = int(time.time()) - 1000
         attempt = customer.started(at=began, retries=3)
-        orders.cancel_job(membership=customer.membership, job=attempt.job)
+        job = orders.cancel_job(membership=customer.membership, job=attempt.job)
+        assert job.state == JobState.STOPPING
         requested = began + 100
         Job.objects.filter(pk=attempt.job_id).update(cancel_requested_at=usage.to_datetime(requested))
         job = end(customer, attempt, at=requested + took, outcome=outcome)
-        assert job.is_ended
+        assert (job.state, job.reason) == (END_STATE[EndReason(reason)], reason), outcome
         node_seconds = sum(float(line["quantity"]) for line in lines(job, "time_used")) * 3600
-        assert node_seconds == pytest.approx(2 * (100 + paid), abs=0.01), took
-        assert sum(float(line["quantity"]) for line in lines(job, "after_cancel")) == pytest.approx(took - paid)
+        assert node_seconds == pytest.approx(2 * paid, abs=0.01), took
+        unpaid = sum(float(line["quantity"]) for line in lines(job, "after_cancel"))
+        assert unpaid == pytest.approx(100 + took - paid if paid else 0)
         assert customer.wallet.held_minor == 0
 
 
