@@ -164,12 +164,6 @@ def test_outcome_table(pods, records, expected):
     assert (status.outcome, status.failure.code) == expected
 
 
-def test_pods_of_a_platform_image_that_never_met_are_a_platform_error():
-    records = {0: record(cause("platform_error", "nodes_not_met"), started_at=None)}
-    status = status_of(FAILED, ended(0, 1), ended(1, 1), records=records)
-    assert (status.outcome, status.failure.code) == (Outcome.PLATFORM_ERROR, FailureCode.NODES_NOT_MET)
-
-
 SUCCEEDED = record(exit_code=0, finished_at=END)
 BOTH = {0: SUCCEEDED, 1: SUCCEEDED}
 TAINTED = {"disruption": "DeletionByTaintManager", "disrupted_at": END + 60, "deletion_deadline": END + 60}
@@ -233,10 +227,16 @@ def test_no_claim_from_inside_a_pod_makes_a_run_free(kind, *, builtin):
 CUSTOMERS_IMAGE = dataclasses.replace(FAILED, spec=dataclasses.replace(FAILED.spec, builtin=False))
 
 
-def test_a_customers_image_cannot_claim_that_it_never_started():
+@pytest.mark.parametrize(
+    ("job", "outcome"),
+    [(FAILED, Outcome.PLATFORM_ERROR), (CUSTOMERS_IMAGE, Outcome.CODE_FAILED)],
+    ids=["a platform image", "a customer's image"],
+)
+def test_only_a_platform_image_can_report_that_the_nodes_never_met(job, outcome):
     never = record(cause("platform_error", "nodes_not_met"), started_at=None)
-    status = status_of(CUSTOMERS_IMAGE, ended(0, 1), ended(1, 1), records={0: never, 1: never})
-    assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, START)
+    status = status_of(job, ended(0, 1), ended(1, 1), records={0: never, 1: never})
+    assert (status.outcome, status.failure.code) == (outcome, FailureCode.NODES_NOT_MET)
+    assert status.started_at == START, "when the kubelets started the containers"
 
 
 def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
@@ -271,12 +271,6 @@ def test_the_first_of_stop_and_end_counts(exit_codes, failed_at, outcome):
     job = dataclasses.replace(state, termination=STOP, failure_reason="DeadlineExceeded")
     pods = (ended(node, code) for node, code in enumerate(exit_codes))
     assert status_of(job, *pods, records=records).outcome is outcome
-
-
-def test_stopping_a_suspended_run_ends_it_at_once():
-    waiting = dataclasses.replace(JOB, suspended=True, start_time=None, termination=STOP)
-    status = status_of(waiting)
-    assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)
 
 
 def test_a_partly_placed_run_that_was_ended_never_ran():
