@@ -3,6 +3,7 @@
 On Kubernetes, the tests use the fake cluster of `tests.kubernetes`, or the cluster of KUBECONFIG. Slurm is a real one.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -224,12 +225,16 @@ def test_an_unknown_run_is_not_found(any_harness):
 # The cluster
 
 
-def test_deleting_a_live_run_leaves_nothing(any_harness):
-    any_harness.start(STUBBORN, nodes=2, deadline_seconds=3600, grace_seconds=600)
-    for _ in range(2):  # the console repeats a deletion that was interrupted
-        any_harness.backend.delete("job-1-1")
-    with pytest.raises(RunNotFound):
-        any_harness.backend.describe("job-1-1")
+def test_a_run_can_be_stopped_at_once_and_deleting_a_live_run_leaves_nothing(any_harness):
+    any_harness.submit(WAIT, nodes=2)
+    any_harness.backend.stop("job-1-1", 5)
+    with contextlib.suppress(RunNotFound):  # a stop before the run was submitted completely removes it
+        assert any_harness.wait_for_end().outcome is Outcome.STOPPED
+    any_harness.start(STUBBORN, name="job-2-1", nodes=2, deadline_seconds=3600, grace_seconds=600)
+    for name in ("job-1-1", "job-2-1", "job-2-1"):  # the console repeats a deletion that was interrupted
+        any_harness.backend.delete(name)
+        with pytest.raises(RunNotFound):
+            any_harness.backend.describe(name)
     assert any_harness.left_behind() == []
     assert any_harness.backend.names() == []
 
@@ -284,16 +289,6 @@ def test_the_earlier_of_two_stops_counts(any_harness):
     assert any_harness.backend.describe("job-1-1").phase is RunPhase.STOPPING
     any_harness.backend.stop("job-1-1", 0)
     any_harness.wait_for_outcome(Outcome.STOPPED)
-
-
-def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_harness):
-    any_harness.submit(WAIT, nodes=2)
-    any_harness.backend.stop("job-1-1", 5)
-    try:
-        ended = any_harness.wait_for_end()
-    except RunNotFound:
-        return  # the stop came before the run was submitted completely, and removed it
-    assert ended.outcome is Outcome.STOPPED
 
 
 def test_a_run_ends_at_its_deadline_after_a_grace_period(any_harness):

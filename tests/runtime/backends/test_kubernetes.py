@@ -14,7 +14,7 @@ from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, limit_config, start
-from tests.runtime.backends.contract import STUBBORN
+from tests.runtime.backends.contract import STUBBORN, WAIT
 
 pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
@@ -220,7 +220,7 @@ def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fa
     config = own_harness.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
     (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]  # without the ClusterRole, which has nodes
     without_nodes = create_limited_backend(own_harness, fake, config, role["rules"])
-    start(own_harness, resources=Resources(1, 1024))
+    own_harness.submit(WAIT, resources=Resources(1, 1024))
     assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]
     # A backend that may list nodes counts the two of the cluster.
     assert len(own_harness.new_backend(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
