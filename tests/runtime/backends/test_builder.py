@@ -70,6 +70,9 @@ def publish(folder, version):
     ids=["cpu", "cuda", "a cpu build that was not published"],
 )
 def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeypatch, published, flavour, installed):  # noqa: PLR0917 - a table, and fixtures
+    # uv installs the packages, so the environment needs no pip, which takes seconds to install.
+    create = builder.venv.create
+    monkeypatch.setattr(builder.venv, "create", lambda folder, **_options: create(folder, symlinks=True))
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     for version in published:
