@@ -49,15 +49,6 @@ STUBBORN = """
     while True: signal.pause()
 """
 """Ignores SIGTERM, so it runs until the end of its grace period."""
-READ_ANOTHER_JOB = """
-    try:
-        open("/jobs/7/outputs/new", "w")
-        refused = False
-    except OSError:
-        refused = True
-    print(open("/jobs/7/outputs/three").read(), refused)
-"""
-"""Prints a file of job 7, and whether writing beside it was refused."""
 MEET = """
     import os, socket, time
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

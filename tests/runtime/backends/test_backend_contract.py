@@ -3,6 +3,7 @@
 On Kubernetes, the tests use the fake cluster of `tests.kubernetes`, or the cluster of KUBECONFIG. Slurm is a real one.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -13,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runtime.errors import InvalidSpec, RunNotFound
-from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase, WaitingCode
+from runtime.specs import FailureCode, Image, Mount, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.kubernetes.harness import KubernetesHarness
-from tests.runtime.backends.contract import MEET, POLITE, READ_ANOTHER_JOB, SHOW, STUBBORN, WAIT, seen
+from tests.runtime.backends.contract import MEET, POLITE, SHOW, STUBBORN, WAIT, seen
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
 
@@ -52,17 +53,42 @@ def test_every_rank_sees_the_environment_contract_and_meets_the_others(any_harne
     assert ranks[0]["environment"]["MASTER_ADDR"].count(".") == 3, "an IP, not a name"
 
 
-def test_a_run_can_read_but_not_write_the_files_of_another_job(any_harness):
-    spec = any_harness.spec(READ_ANOTHER_JOB)
+def test_a_run_starts_with_filled_checkpoints_and_reads_but_cannot_write_another_jobs_outputs(any_harness):
+    def copy(folder):
+        (folder / "epoch-3").mkdir()
+        (folder / "epoch-3" / "weights.pt").write_text("three")
+
+    def fail(folder):
+        copy(folder)
+        raise OSError("full")
+
+    backend = any_harness.backend
+    with pytest.raises(OSError, match="full"):
+        backend.fill_checkpoints("job-5", fail)
+    assert not backend.checkpoint_folder("job-5").exists()
+    for _ in range(2):  # the console repeats a call that was interrupted
+        backend.fill_checkpoints("job-5", copy)
+    code = """
+        import os
+        path = os.path.join(os.environ["CHECKPOINT_DIR"], "epoch-3", "weights.pt")
+        print(open(path).read(), open("/jobs/7/outputs/three").read())
+        open(path, "w").write("four")
+        open(os.path.join(os.environ["CHECKPOINT_DIR"], "last"), "w").write("4")
+        try: open("/jobs/7/outputs/new", "w")
+        except OSError: print("refused")
+    """
+    spec = any_harness.spec(code, checkpoint_key="job-5")
     # The dataset takes the place of the outputs of job 7.
-    files = dataclasses.replace(spec.mounts[1], target="/jobs/7/outputs")
-    any_harness.backend.submit(dataclasses.replace(spec, mounts=(*spec.mounts, files)))
+    outputs = dataclasses.replace(spec.mounts[1], target="/jobs/7/outputs")
+    backend.submit(dataclasses.replace(spec, mounts=(*spec.mounts, outputs)))
     any_harness.wait_for_outcome(Outcome.COMPLETED)
-    assert any_harness.log() == "3 True\n"
+    assert any_harness.log(0) == "three 3\nrefused\n"
+    folder = backend.checkpoint_folder("job-5")
+    assert ((folder / "epoch-3" / "weights.pt").read_text(), (folder / "last").read_text()) == ("four", "4")
 
 
 def test_the_life_of_a_run_that_is_stopped(any_harness):
-    """Its phases and times, what it reserves, its output while it runs, and its grace period."""
+    """Its phases and times, what it reserves and uses, its output while it runs, and its grace period."""
     backend = any_harness.backend
 
     def free():
@@ -84,6 +110,12 @@ def test_the_life_of_a_run_that_is_stopped(any_harness):
     assert backend.names() == backend.names(live=True) == any_harness.new_backend().names() == ["job-1-1"]
     chunk = backend.logs("job-1-1", 0, 0)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
+    if any_harness.keeps_output:  # without shared storage there are no samples
+        sample = json.loads(wait_for(lambda: backend.samples("job-1-1", 0).text, 60).splitlines()[0])
+        # Neither the machine's memory nor the disk that /tmp may lie on.
+        assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
+        assert [rank["rank"] for rank in sample["ranks"]] == [0]
+        assert abs(sample["at"] - time.time()) < 600
     for seconds in (20, 30):  # the second stop would end the run later, so it changes nothing
         backend.stop("job-1-1", seconds)
     ended = any_harness.wait_for_end()
@@ -120,7 +152,7 @@ def test_concurrent_submissions_start_one_run_whose_name_can_be_used_again(any_h
     assert any_harness.log() == "second\n"
 
 
-# Logs and samples
+# Logs
 
 
 def test_logs_come_in_pieces_at_character_boundaries_and_with_the_time_of_each_line(any_harness):
@@ -151,63 +183,26 @@ def test_logs_come_in_pieces_at_character_boundaries_and_with_the_time_of_each_l
             logs("job-1-1", rank)
 
 
-def test_samples_contain_the_usage_of_their_node_only(any_harness):
-    """They contain neither the machine's memory nor the disk that /tmp may lie on."""
-    if not any_harness.keeps_output:
-        pytest.skip("Without shared storage there are no samples.")
-    spec = any_harness.submit(WAIT)
-    text = wait_for(lambda: any_harness.backend.samples(spec.name, 0).text, 60)
-    sample = json.loads(text.splitlines()[0])
-    assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
-    assert [rank["rank"] for rank in sample["ranks"]] == [0]
-    assert abs(sample["at"] - time.time()) < 600
-    any_harness.backend.stop(spec.name, 1)
-
-
-def test_a_log_is_capped_and_the_run_goes_on(any_harness):
-    any_harness.complete("for _ in range(300): print('x' * 1000)\nprint('done')", log_limit_bytes=10_000)
-    log = any_harness.log()
-    assert len(log) < 10_500, "the limit, and the notice about it"
-    assert "has reached its limit of 10000 bytes" in log
-
-
 # Refusals
 
 
 def test_a_refused_submission_leaves_nothing(any_harness):
     spec = any_harness.spec()
-    outside = Mount("/etc", "/workspace", read_only=False)
-    for changes in (
-        {"nodes": 0},
-        {"resources": Resources(cpus=0, memory_mib=1024)},
-        {"image": Image(builtin="unheard-of")},
-        # Pods mount folders of one volume only. The other backends mount any folder.
-        {"mounts": (outside,)} if isinstance(any_harness, KubernetesHarness) else {"script": ""},
-        {"name": "Job_1"},
+    too_large = ({"resources": Resources(cpus=100_000, memory_mib=256)}, "nodes")
+    outside = ({"mounts": (*spec.mounts, Mount("/etc", "/datasets/etc"))}, "mounts")
+    for changes, field in (
+        ({"nodes": 0}, "nodes"),
+        ({"resources": Resources(cpus=0, memory_mib=1024)}, "resources"),
+        ({"image": Image(builtin="unheard-of")}, "image"),
+        ({"name": "Job_1"}, "name"),
+        # A cluster may grow, so a large run waits there. But Pods mount folders of one volume only.
+        outside if isinstance(any_harness, KubernetesHarness) else too_large,
     ):
         with pytest.raises(InvalidSpec) as caught:
             any_harness.backend.submit(dataclasses.replace(spec, **changes))
-        assert caught.value.field
+        assert caught.value.field == field
         assert any_harness.backend.names() == []
         assert any_harness.left_behind() == []
-
-
-def test_a_run_that_can_never_fit_is_refused_or_waits_with_a_reason(any_harness):
-    spec = any_harness.spec(nodes=2, resources=Resources(cpus=100_000, memory_mib=256))
-    if not isinstance(any_harness, KubernetesHarness):
-        with pytest.raises(InvalidSpec) as caught:
-            any_harness.backend.submit(spec)
-        assert caught.value.field == "nodes"
-        assert any_harness.backend.names() == []
-        return
-    # A cluster may grow, so the run waits there.
-    any_harness.backend.submit(spec)
-    status = any_harness.wait(spec.name, lambda status: status.waiting_code == WaitingCode.TOO_LARGE)
-    assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
-    assert "Insufficient cpu" in status.waiting_for
-    any_harness.backend.stop(spec.name, 5)
-    ended = any_harness.wait_for_end()
-    assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
 def test_an_unknown_run_is_not_found(any_harness):
@@ -227,43 +222,19 @@ def test_an_unknown_run_is_not_found(any_harness):
     assert any_harness.backend.extends_runs or refused.value.field == "deadline_seconds"
 
 
-def test_a_run_starts_with_the_checkpoints_that_were_filled_in(any_harness):
-    def copy(folder):
-        (folder / "epoch-3").mkdir()
-        (folder / "epoch-3" / "weights.pt").write_text("three")
-
-    def fail(folder):
-        copy(folder)
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        any_harness.backend.fill_checkpoints("job-5", fail)
-    assert not any_harness.backend.checkpoint_folder("job-5").exists()
-    for _ in range(2):  # the console repeats a call that was interrupted
-        any_harness.backend.fill_checkpoints("job-5", copy)
-    code = """
-        import os
-        path = os.path.join(os.environ["CHECKPOINT_DIR"], "epoch-3", "weights.pt")
-        print(open(path).read())
-        open(path, "w").write("four")
-        open(os.path.join(os.environ["CHECKPOINT_DIR"], "last"), "w").write("4")
-    """
-    any_harness.submit(code, checkpoint_key="job-5")
-    any_harness.wait_for_outcome(Outcome.COMPLETED)
-    assert any_harness.log(0) == "three\n"
-    folder = any_harness.backend.checkpoint_folder("job-5")
-    assert ((folder / "epoch-3" / "weights.pt").read_text(), (folder / "last").read_text()) == ("four", "4")
-
-
 # The cluster
 
 
-def test_deleting_a_live_run_leaves_nothing(any_harness):
-    any_harness.start(STUBBORN, nodes=2, deadline_seconds=3600, grace_seconds=600)
-    for _ in range(2):  # the console repeats a deletion that was interrupted
-        any_harness.backend.delete("job-1-1")
-    with pytest.raises(RunNotFound):
-        any_harness.backend.describe("job-1-1")
+def test_a_run_can_be_stopped_at_once_and_deleting_a_live_run_leaves_nothing(any_harness):
+    any_harness.submit(WAIT, nodes=2)
+    any_harness.backend.stop("job-1-1", 5)
+    with contextlib.suppress(RunNotFound):  # a stop before the run was submitted completely removes it
+        assert any_harness.wait_for_end().outcome is Outcome.STOPPED
+    any_harness.start(STUBBORN, name="job-2-1", nodes=2, deadline_seconds=3600, grace_seconds=600)
+    for name in ("job-1-1", "job-2-1", "job-2-1"):  # the console repeats a deletion that was interrupted
+        any_harness.backend.delete(name)
+        with pytest.raises(RunNotFound):
+            any_harness.backend.describe(name)
     assert any_harness.left_behind() == []
     assert any_harness.backend.names() == []
 
@@ -299,25 +270,25 @@ def test_changes_are_reported_within_a_second(any_harness):
 # Ends
 
 
+UNHURRIED = """
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+    print("ready", flush=True)
+    while True: signal.pause()
+"""
+"""Reports SIGTERM, and goes on until the end of its grace period."""
+
+
 def test_the_earlier_of_two_stops_counts(any_harness):
     # Without shared storage, a pod keeps its first grace period, and the test waits for that too.
     grace = 600 if any_harness.keeps_output else 60
-    any_harness.start(STUBBORN, grace_seconds=grace, deadline_seconds=3600)
+    any_harness.start(UNHURRIED, nodes=2, grace_seconds=grace, deadline_seconds=3600)
     any_harness.backend.stop("job-1-1", grace)
-    status = any_harness.wait("job-1-1", lambda status: status.phase is not RunPhase.RUNNING)
-    assert status.phase is RunPhase.STOPPING
+    for rank in range(2):
+        any_harness.wait_for_text("asked to end", rank=rank)
+    assert any_harness.backend.describe("job-1-1").phase is RunPhase.STOPPING
     any_harness.backend.stop("job-1-1", 0)
     any_harness.wait_for_outcome(Outcome.STOPPED)
-
-
-def test_a_run_that_is_stopped_at_once_never_ran_or_was_stopped(any_harness):
-    any_harness.submit(WAIT, nodes=2)
-    any_harness.backend.stop("job-1-1", 5)
-    try:
-        ended = any_harness.wait_for_end()
-    except RunNotFound:
-        return  # the stop came before the run was submitted completely, and removed it
-    assert ended.outcome is Outcome.STOPPED
 
 
 def test_a_run_ends_at_its_deadline_after_a_grace_period(any_harness):

@@ -49,15 +49,6 @@ def test_an_unbuildable_image_is_refused_with_its_reason(recipes, tmp_path):
     ]
 
 
-def test_a_variable_of_the_recipe_is_set_in_every_interpreter_of_the_image(recipes, tmp_path):
-    (recipes / "small.txt").write_text("# variable: FAVOURITE=blue\n")
-    builder.build(tmp_path / "images", "small", progress=Progress(), recipes=recipes)
-    command = [str(tmp_path / "images" / "small" / "bin" / "python"), "-c", "import os; print(os.environ['FAVOURITE'])"]
-    for environment, expected in (({}, "blue"), ({"FAVOURITE": "red"}, "red")):
-        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        assert answer.stdout == f"{expected}\n"
-
-
 def publish(folder, version):
     """Put a wheel of the package `answer` into a folder."""
     info = f"answer-{version}.dist-info"
@@ -79,6 +70,9 @@ def publish(folder, version):
     ids=["cpu", "cuda", "a cpu build that was not published"],
 )
 def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeypatch, published, flavour, installed):  # noqa: PLR0917 - a table, and fixtures
+    # uv installs the packages, so the environment needs no pip, which takes seconds to install.
+    create = builder.venv.create
+    monkeypatch.setattr(builder.venv, "create", lambda folder, **_options: create(folder, symlinks=True))
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     for version in published:
@@ -101,30 +95,31 @@ def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeyp
 
 
 def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):
+    """Two builders begin at once. A run still uses the old image when the new one is built."""
     root, progress = tmp_path / "images", Progress()
-    assert builder.build(root, "small", progress=progress, recipes=recipes)
+    build = partial(builder.build, root, "small", progress=progress, recipes=recipes)
+    with ThreadPoolExecutor() as pool:
+        assert sorted(each.result() for each in [pool.submit(build) for _ in range(2)]) == [False, True]
     assert venvs.is_ready(root, "small")
     assert any("Checking: import json" in step for step in progress.steps)
     assert "checked" in progress.lines
-    assert not builder.build(root, "small", progress=progress, recipes=recipes)
-    (recipes / "small.txt").write_text("# check: import csv\n")
+    (root / "small" / "mark").touch()
+    (recipes / "small.txt").write_text("# variable: FAVOURITE=blue\n")
     assert builder.list_images(root, recipes) == [
         ImageStatus("small", is_ready=True, is_current=False, unbuildable="", flavour=venvs.flavour(root, "small"))
     ]
-    assert builder.build(root, "small", progress=progress, recipes=recipes)
-    assert builder.build(root, "small", force=True, progress=progress, recipes=recipes)
-
-
-def test_running_runs_keep_the_files_of_the_old_image(recipes, tmp_path):
-    root = tmp_path / "images"
-    builder.build(root, "small", progress=Progress(), recipes=recipes)
-    (root / "small" / "mark").touch()
     with (root / "small" / "pyvenv.cfg").open() as held:  # as a sandbox does
-        builder.build(root, "small", force=True, progress=Progress(), recipes=recipes)
-        assert not (root / "small" / "mark").exists()
-        assert (root / ".small.before" / "mark").exists()
+        assert build()
         assert held.read()
-    builder.build(root, "small", force=True, progress=Progress(), recipes=recipes)
+    assert (root / ".small.before" / "mark").exists()
+    # A variable of the recipe is set in every interpreter of the image.
+    command = [str(root / "small" / "bin" / "python"), "-c", "import os; print(os.environ['FAVOURITE'])"]
+    for environment, expected in (({}, "blue"), ({"FAVOURITE": "red"}, "red")):
+        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert answer.stdout == f"{expected}\n"
+    assert not build()
+    assert build(force=True)
+    assert not (root / "small" / "mark").exists()
     assert not (root / ".small.before" / "mark").exists(), "only the last one is kept"
 
 
@@ -206,9 +201,3 @@ def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):
 
     answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert answer.stdout == "library torchvision DEF\nnms\nqnms\ntorchvision\n"
-
-
-def test_two_builders_build_once(recipes, tmp_path):
-    with ThreadPoolExecutor() as pool:
-        build = partial(builder.build, tmp_path / "images", "small", progress=Progress(), recipes=recipes)
-        assert sorted(each.result() for each in [pool.submit(build) for _ in range(2)]) == [False, True]

@@ -1,6 +1,5 @@
 """Behaviour of Kubernetes only, on the fake cluster. The contract of all backends is in `test_backend_contract.py`."""
 
-import dataclasses
 import time
 from types import SimpleNamespace
 
@@ -15,18 +14,23 @@ from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, limit_config, start
-from tests.runtime.backends.contract import STUBBORN
+from tests.runtime.backends.contract import STUBBORN, WAIT
 
 pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
 
-# Images
+# Without a cluster
 
 
-def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_harness):
+def config_of(tmp_path, **settings):
+    """Return the settings of a cluster that does not exist."""
+    return ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": str(tmp_path)}, **settings})
+
+
+def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(tmp_path):
     images = {name: f"r.example.com/{name}:1" for name in ("pytorch", "tensorflow")}
     # An image of unknown flavour has its recipe's own requirements: for CUDA in pytorch, for CPUs in tensorflow.
     for flavours, refused in (({}, "tensorflow"), ({"pytorch": "cpu", "tensorflow": "cuda"}, "pytorch")):
-        backend = own_harness.new_backend(images=images, flavours=flavours)
+        backend = KubernetesBackend(config=config_of(tmp_path, images=images, flavours=flavours), root=tmp_path)
         for name in images:
             backend.check_image(Image(builtin=name))
             if name != refused:
@@ -35,6 +39,30 @@ def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(own_harness):
             backend.check_image(Image(builtin=refused), gpus=1)
         assert caught.value.field == "gpus"
     backend.check_image(Image(reference="r.example.com/own:1"), gpus=1)
+
+
+def test_missing_credentials_name_the_setting(tmp_path):
+    config = config_of(tmp_path, kubeconfig="/no/such/file")
+    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+        KubernetesBackend(config=config, root=tmp_path).names()
+    (line,) = check(config, tmp_path)
+    assert not line.ok
+    assert "kubeconfig" in line.remedy
+
+
+def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tmp_path):
+    config = config_of(tmp_path, queue="runs")
+    api = SimpleNamespace(
+        get=lambda _path: {"major": "1", "minor": str(NEWEST_MINOR)},
+        find=lambda _path: "no object",
+        list=lambda _path, **_query: {"items": ["no object"]},
+        is_allowed=lambda _attributes: True,
+    )
+    lines = run_checks(api, config, tmp_path, backend=None)
+    failed = {line.name for line in lines if line.detail.startswith("The check failed: ")}
+    assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
+    (line,) = run_checks(SimpleNamespace(get=lambda _path: "no object"), config, tmp_path, backend=None)
+    assert (line.name, line.ok) == ("API server", False)
 
 
 # Submitting
@@ -57,19 +85,6 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
     fake.controllers.paused.clear()
     own_harness.wait_for_outcome(Outcome.COMPLETED)
     assert own_harness.log() == "second\n"
-
-
-def test_a_second_stop_shortens_a_grace_period_that_is_running(own_harness, fake):
-    """A kubelet does not shorten a wait that has begun, so the pod reads the second stop from shared storage."""
-    own_harness.start(STUBBORN, nodes=2, grace_seconds=600, deadline_seconds=3600)
-    containers = fake.containers()
-    assert len(containers) == 2
-    own_harness.backend.stop(NAME, 600)
-    wait_for(lambda: all(pod.metadata.deletion_timestamp for pod in own_harness.site.pods(NAME)))
-    assert not any(container.ended.is_set() for container in containers)
-    own_harness.backend.stop(NAME, 1)
-    wait_for(lambda: all(container.ended.is_set() for container in containers))
-    own_harness.wait_for_outcome(Outcome.STOPPED)
 
 
 def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
@@ -98,21 +113,13 @@ def test_a_dead_machine_ends_the_run_as_node_lost(own_harness, fake):
     assert own_harness.left_behind() == []
 
 
-def test_an_eviction_for_the_pods_own_limit_is_billed(own_harness, fake):
+def test_a_run_evicted_for_its_own_limit_is_billed_and_known_until_its_job_is_deleted(own_harness, fake):
     start(own_harness)
     fake.evict(fake.pods(own_harness.site.namespace)[0], 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ')
-    own_harness.wait_for_outcome(Outcome.DISK_FULL)
-
-
-def test_the_final_status_survives_the_pods(own_harness, fake):
-    ended = own_harness.run("raise SystemExit(3)")
+    ended = own_harness.wait_for_outcome(Outcome.DISK_FULL)
     for pod in own_harness.site.pods(NAME):
         fake.store.delete("pods", own_harness.site.namespace, pod.metadata.name, {"gracePeriodSeconds": 0})
     assert own_harness.new_backend().describe(NAME) == ended
-
-
-def test_a_deleted_job_is_no_run(own_harness):
-    start(own_harness)
     own_harness.site.batch.delete_namespaced_job(NAME, own_harness.site.namespace, propagation_policy="Background")
     with pytest.raises(RunNotFound):
         own_harness.backend.describe(NAME)
@@ -156,18 +163,6 @@ def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_harness, fak
     assert not (fake_site.root / "runs" / NAME).exists()
 
 
-def test_check_reports_missing_permissions(own_harness, fake):
-    config = own_harness.config()
-    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
-    without_jobs = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
-    limited = limit_config(own_harness, fake, config, without_jobs)
-    lines = check(limited, own_harness.site.root / "runs", smoke=False)
-    missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
-    assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
-    assert not any("pods/portforward" in name for name in missing)
-    assert all(missing.values())
-
-
 @pytest.mark.parametrize(
     ("mode", "ok", "detail"),
     [
@@ -194,22 +189,17 @@ def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harnes
     assert not ok or "Two nodes met" in lines["smoke run"].detail
 
 
-def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tmp_path):
-    config = ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": str(tmp_path)}, "queue": "runs"})
-    api = SimpleNamespace(
-        get=lambda _path: {"major": "1", "minor": str(NEWEST_MINOR)},
-        find=lambda _path: "no object",
-        list=lambda _path, **_query: {"items": ["no object"]},
-        is_allowed=lambda _attributes: True,
-    )
-    lines = run_checks(api, config, tmp_path, backend=None)
-    failed = {line.name for line in lines if line.detail.startswith("The check failed: ")}
-    assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
-    (line,) = run_checks(SimpleNamespace(get=lambda _path: "no object"), config, tmp_path, backend=None)
-    assert (line.name, line.ok) == ("API server", False)
+def test_check_names_missing_permissions_and_node_kinds_without_machines(own_harness, fake):
+    config = own_harness.config()
+    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
+    without_jobs = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
+    limited = limit_config(own_harness, fake, config, without_jobs)
+    lines = check(limited, own_harness.site.root / "runs", smoke=False)
+    missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
+    assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
+    assert not any("pods/portforward" in name for name in missing)
+    assert all(missing.values())
 
-
-def test_check_names_node_kinds_without_machines(own_harness, fake):
     def machines(**settings):
         lines = check(own_harness.config(**settings), own_harness.site.root / "runs", smoke=False)
         return next(line for line in lines if line.name == "machines")
@@ -230,7 +220,7 @@ def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fa
     config = own_harness.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
     (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]  # without the ClusterRole, which has nodes
     without_nodes = create_limited_backend(own_harness, fake, config, role["rules"])
-    start(own_harness, resources=Resources(1, 1024))
+    own_harness.submit(WAIT, resources=Resources(1, 1024))
     assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]
     # A backend that may list nodes counts the two of the cluster.
     assert len(own_harness.new_backend(capacity=[{"cpus": 4, "memory_mib": 4096}]).capacity().machines) == 2
@@ -252,12 +242,3 @@ def test_an_unreachable_cluster_fails_at_once_the_second_time(own_harness, fake)
     fake.faults.down = False
     assert backend.is_reachable()
     assert backend.names() == []  # at once, without a pause
-
-
-def test_missing_credentials_name_the_setting(own_harness):
-    config = dataclasses.replace(own_harness.config(), kubeconfig="/no/such/file")
-    with pytest.raises(BackendUnavailable, match="cannot be reached"):
-        KubernetesBackend(config=config, root=own_harness.site.root / "runs").names()
-    (line,) = check(config, own_harness.site.root / "runs")
-    assert not line.ok
-    assert "kubeconfig" in line.remedy

@@ -77,22 +77,17 @@ def test_unused_launchers_are_removed(own_harness, fake, monkeypatch):
     assert launcher_names(fake) == {ours, concurrent, unreadable}
 
 
-def test_a_submission_refreshes_or_recreates_the_launcher(own_harness, fake, monkeypatch):
+def test_a_submission_refreshes_or_recreates_the_launcher_and_keeps_it_from_deletion(own_harness, fake, monkeypatch):
     own_harness.run("print('done')")
     (ours,) = launcher_names(fake)
     fake.store.delete("configmaps", own_harness.site.namespace, ours, {})
     monkeypatch.setattr(launcher_archive, "USAGE_REFRESH_SECONDS", -1.0)
     own_harness.complete("print('done')", name="job-2-1")
-    annotations = fake.store.get("configmaps", own_harness.site.namespace, ours)["metadata"]["annotations"]
-    assert abs(time.time() - float(annotations[LAST_USED_ANNOTATION])) < 60
-
-
-def test_a_launcher_that_is_refreshed_meanwhile_is_not_deleted(own_harness, fake):
-    name = old_launcher(fake, own_harness, b"other")
-    api, address = ApiClient(own_harness.config()), resource_path("v1", "configmaps", own_harness.site.namespace, name)
-    seen = api.get(address)["metadata"]["resourceVersion"]
+    metadata = fake.store.get("configmaps", own_harness.site.namespace, ours)["metadata"]
+    assert abs(time.time() - float(metadata["annotations"][LAST_USED_ANNOTATION])) < 60
+    api, address = ApiClient(own_harness.config()), resource_path("v1", "configmaps", own_harness.site.namespace, ours)
     api.patch(address, {"metadata": {"annotations": {LAST_USED_ANNOTATION: "1"}}})
-    api.delete(address, version=seen)  # refused without an error, since the version has changed
-    assert launcher_names(fake) == {name}
+    api.delete(address, version=metadata["resourceVersion"])  # refused without an error: the version has changed
+    assert launcher_names(fake) == {ours}
     api.delete(address, version=api.get(address)["metadata"]["resourceVersion"])
     assert launcher_names(fake) == set()

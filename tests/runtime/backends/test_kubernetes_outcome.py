@@ -34,28 +34,25 @@ def test_a_completed_run_is_metered_from_the_last_start_to_the_last_end():
     assert status.spans == (Span(2, START, END),)
 
 
+FAILING = dataclasses.replace(JOB, is_failing=True, failed_at=END, failure_reason="BackoffLimitExceeded")
+
+
 @pytest.mark.parametrize(
-    ("pods", "phase"),
+    ("job", "pods", "phase"),
     [
-        ((), RunPhase.STARTING),
-        ((running(0), running(1, started_at=None)), RunPhase.STARTING),
-        ((running(0),), RunPhase.STARTING),
-        ((running(0), running(1)), RunPhase.RUNNING),
-        ((running(0), ended(1)), RunPhase.RUNNING),
-        ((running(0), running(1, deletion_deadline=END + 60)), RunPhase.STOPPING),
+        (JOB, (), RunPhase.STARTING),
+        (JOB, (running(0), running(1, started_at=None)), RunPhase.STARTING),
+        (JOB, (running(0),), RunPhase.STARTING),
+        (JOB, (running(0), running(1)), RunPhase.RUNNING),
+        (JOB, (running(0), ended(1)), RunPhase.RUNNING),
+        (JOB, (running(0), running(1, deletion_deadline=END + 60)), RunPhase.STOPPING),
+        (FAILING, (running(0, deletion_deadline=END + 30), ended(1, 1)), RunPhase.STOPPING),
     ],
 )
-def test_a_run_is_running_once_every_node_runs(pods, phase):
-    status = status_of(JOB, *pods)
-    assert status.phase is phase
-    assert status.outcome is None
+def test_a_run_runs_once_every_node_does_and_stops_until_its_last_pod_has_ended(job, pods, phase):
+    status = status_of(job, *pods)
+    assert (status.phase, status.outcome) == (phase, None)
     assert (status.started_at is None) == (phase is RunPhase.STARTING)
-
-
-def test_a_failed_run_is_stopping_until_its_last_pod_ended():
-    failing = dataclasses.replace(JOB, is_failing=True, failed_at=END, failure_reason="BackoffLimitExceeded")
-    status = status_of(failing, ended(1, 1), running(0, deletion_deadline=END + 30), records={1: record(RANK_1_EXITED)})
-    assert (status.phase, status.outcome) == (RunPhase.STOPPING, None)
 
 
 def test_a_shortened_grace_period_counts_from_the_later_stop():
@@ -94,6 +91,8 @@ def exit_at(at):
 
 EXITED = (Outcome.CODE_FAILED, FailureCode.RANK_EXITED)
 MEMORY = (Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY)
+SILENT = (Outcome.CODE_FAILED, FailureCode.NODE_SILENT)
+BROKEN = (Outcome.CODE_FAILED, FailureCode.PLATFORM_ERROR)
 LOST = (Outcome.NODE_LOST, FailureCode.NODE_LOST)
 EVICTED = (Outcome.NODE_LOST, FailureCode.EVICTED)
 PREEMPTED = (Outcome.NODE_LOST, FailureCode.PREEMPTED)
@@ -138,16 +137,10 @@ NO_PYTHON = {"container_reason": "StartError", "started_at": None}
         case("disk full", DISK, ended(0, 1), node0=cause("disk_full", "disk_full")),
         case("platform image without Python", UNUSABLE, ended(0, 128, **NO_PYTHON)),
         case(
-            "a peer that was lost, by the other's record",
-            (Outcome.CODE_FAILED, FailureCode.NODE_SILENT),
-            ended(0, 1),
-            node1=cause("node_lost", "node_silent"),
+            "a peer that was lost, by the other's record", SILENT, ended(0, 1), node1=cause("node_lost", "node_silent")
         ),
         case(
-            "a platform error, by its own record",
-            (Outcome.CODE_FAILED, FailureCode.PLATFORM_ERROR),
-            ended(0, 1),
-            node0=cause("platform_error", "platform_error"),
+            "a platform error, by its own record", BROKEN, ended(0, 1), node0=cause("platform_error", "platform_error")
         ),
         case(
             "the code failed well before a drain",
@@ -162,12 +155,6 @@ def test_outcome_table(pods, records, expected):
     status = status_of(FAILED, *pods, records=records, unreachable_since=None if pods[0].ended else {0: END})
     assert status.phase is RunPhase.ENDED
     assert (status.outcome, status.failure.code) == expected
-
-
-def test_pods_of_a_platform_image_that_never_met_are_a_platform_error():
-    records = {0: record(cause("platform_error", "nodes_not_met"), started_at=None)}
-    status = status_of(FAILED, ended(0, 1), ended(1, 1), records=records)
-    assert (status.outcome, status.failure.code) == (Outcome.PLATFORM_ERROR, FailureCode.NODES_NOT_MET)
 
 
 SUCCEEDED = record(exit_code=0, finished_at=END)
@@ -233,10 +220,16 @@ def test_no_claim_from_inside_a_pod_makes_a_run_free(kind, *, builtin):
 CUSTOMERS_IMAGE = dataclasses.replace(FAILED, spec=dataclasses.replace(FAILED.spec, builtin=False))
 
 
-def test_a_customers_image_cannot_claim_that_it_never_started():
+@pytest.mark.parametrize(
+    ("job", "outcome"),
+    [(FAILED, Outcome.PLATFORM_ERROR), (CUSTOMERS_IMAGE, Outcome.CODE_FAILED)],
+    ids=["a platform image", "a customer's image"],
+)
+def test_only_a_platform_image_can_report_that_the_nodes_never_met(job, outcome):
     never = record(cause("platform_error", "nodes_not_met"), started_at=None)
-    status = status_of(CUSTOMERS_IMAGE, ended(0, 1), ended(1, 1), records={0: never, 1: never})
-    assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, START)
+    status = status_of(job, ended(0, 1), ended(1, 1), records={0: never, 1: never})
+    assert (status.outcome, status.failure.code) == (outcome, FailureCode.NODES_NOT_MET)
+    assert status.started_at == START, "when the kubelets started the containers"
 
 
 def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
@@ -273,12 +266,6 @@ def test_the_first_of_stop_and_end_counts(exit_codes, failed_at, outcome):
     assert status_of(job, *pods, records=records).outcome is outcome
 
 
-def test_stopping_a_suspended_run_ends_it_at_once():
-    waiting = dataclasses.replace(JOB, suspended=True, start_time=None, termination=STOP)
-    status = status_of(waiting)
-    assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)
-
-
 def test_a_partly_placed_run_that_was_ended_never_ran():
     termination = Termination(
         Outcome.NO_CAPACITY, FailureCode.NODES_NOT_PLACED, "Only 1 of 2.", END, {"placed": 1, "nodes": 2}
@@ -308,9 +295,8 @@ def test_a_disruption_is_read_from_the_job_if_the_pod_is_deleted(pod, node, subj
 
 def test_an_overdue_pod_is_lost():
     overdue = running(0, deletion_deadline=END + 20)
-    waiting = status_of(dataclasses.replace(JOB, is_failing=True), overdue, ended(1, 1), now=END + 25)
-    assert waiting.phase is RunPhase.STOPPING
-    late = status_of(dataclasses.replace(JOB, is_failing=True), overdue, ended(1, 1), now=END + 60)
+    assert status_of(FAILING, overdue, ended(1, 1), now=END + 25).phase is RunPhase.STOPPING
+    late = status_of(FAILING, overdue, ended(1, 1), now=END + 60)
     assert (late.phase, late.outcome) == (RunPhase.ENDED, Outcome.NODE_LOST)
 
 

@@ -136,39 +136,36 @@ def test_pods_and_events_show_the_reason_for_waiting(pods, arguments, code, data
     assert {name: waiting.data[name] for name in data} == data
 
 
-# Messages of containerd, CRI-O and registries.
-PULLS = [
-    ('failed to resolve reference "r.example.com/x:1": r.example.com/x:1: not found', Code.IMAGE_NAME),
-    ("manifest for r.example.com/x:9 not found: manifest unknown: manifest unknown", Code.IMAGE_NAME),
-    (
-        "pull access denied, repository does not exist or may require authorization: insufficient_scope: authorization",
-        Code.IMAGE_NAME,
-    ),
-    (
-        "pull access denied, repository does not exist or may require authorization: authorization failed: 401",
-        Code.IMAGE_CREDENTIALS,
-    ),
-    ('couldn\'t parse image name "X": invalid reference format', Code.IMAGE_NAME),
-    ("no match for platform in manifest: not found", Code.IMAGE_NAME),
-    ("failed to authorize: failed to fetch oauth token: unexpected status: 401 Unauthorized", Code.IMAGE_CREDENTIALS),
-    ("unexpected status from HEAD request to https://r/v2/x/manifests/1: 403 Forbidden", Code.IMAGE_CREDENTIALS),
-    ("Head https://r/v2/: no basic auth credentials", Code.IMAGE_CREDENTIALS),
-    (
+NO_ACCESS = "pull access denied, repository does not exist or may require authorization: "
+PULL_ERRORS = {
+    Code.IMAGE_NAME: [
+        'failed to resolve reference "r.example.com/x:1": r.example.com/x:1: not found',
+        "manifest for r.example.com/x:9 not found: manifest unknown: manifest unknown",
+        NO_ACCESS + "insufficient_scope: authorization",
+        'couldn\'t parse image name "X": invalid reference format',
+        "no match for platform in manifest: not found",
+    ],
+    Code.IMAGE_CREDENTIALS: [
+        NO_ACCESS + "authorization failed: 401",
+        "failed to authorize: failed to fetch oauth token: unexpected status: 401 Unauthorized",
+        "unexpected status from HEAD request to https://r/v2/x/manifests/1: 403 Forbidden",
+        "Head https://r/v2/: no basic auth credentials",
+    ],
+    Code.IMAGE_NETWORK: [
         'failed to do request: Head "https://r/v2/x": dial tcp: lookup r on 10.0.0.10:53: no such host',
-        Code.IMAGE_NETWORK,
-    ),
-    ("dial tcp 10.1.2.3:443: connect: connection refused", Code.IMAGE_NETWORK),
-    ("net/http: TLS handshake timeout", Code.IMAGE_NETWORK),
-    ("x509: certificate signed by unknown authority", Code.IMAGE_NETWORK),
-    (
+        "dial tcp 10.1.2.3:443: connect: connection refused",
+        "net/http: TLS handshake timeout",
+        "x509: certificate signed by unknown authority",
         "unexpected status: 429 Too Many Requests - toomanyrequests: You have reached your pull rate limit",
-        Code.IMAGE_NETWORK,
-    ),
-    ("unexpected status from GET request: 503 Service Unavailable", Code.IMAGE_NETWORK),
-]
+        "unexpected status from GET request: 503 Service Unavailable",
+    ],
+}
+"""Messages of containerd, CRI-O and registries."""
 
 
-@pytest.mark.parametrize(("message", "code"), PULLS)
+@pytest.mark.parametrize(
+    ("message", "code"), [(message, code) for code, messages in PULL_ERRORS.items() for message in messages]
+)
 def test_pull_errors_are_classified(message, code):
     assert classify_pull_error(message) is code
     waiting = why(pulling("ErrImagePull", f'failed to pull and unpack image "r.example.com/x:1": {message}'))

@@ -26,26 +26,25 @@ def test_a_partly_placed_run_is_ended(own_harness):
     assert [machine.free.cpus for machine in own_harness.new_backend().capacity().machines] == [8.0, 8.0]
 
 
-def test_a_run_too_large_for_every_machine_starts_once_one_is_added(own_harness, fake):
+def test_a_run_too_large_for_every_machine_waits_until_one_is_added_or_it_is_stopped(own_harness, fake):
     large = Resources(12, 256)
     assert own_harness.backend.capacity().nodes_ever(large) == 0
     own_harness.submit(WAIT, resources=large)
     assert "that large" in wait_for_code(own_harness, WaitingCode.TOO_LARGE).waiting_for
+    # An elastic cluster may add machines, at most those of its declared capacity.
+    assert own_harness.new_backend(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
+    pool = own_harness.new_backend(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
+    assert pool.describe(NAME).waiting_code == WaitingCode.CPUS
+    assert (pool.capacity().nodes_ever(large), pool.capacity().nodes_now(large)) == (2, 1), "the run takes the other"
     fake.add_node("large", {"cpu": "16", "memory": "16Gi"})
     own_harness.wait_for_text("ready")
     assert own_harness.new_backend().capacity().nodes_ever(large) == 1
-
-
-def test_an_elastic_cluster_accepts_more_than_its_machines_hold(own_harness):
-    large = Resources(12, 256)
-    assert own_harness.new_backend(elastic=True).capacity().nodes_now(large) == UNLIMITED_NODES
-    # Declared capacity is the maximum.
-    pool = own_harness.new_backend(elastic=True, capacity=[{"cpus": 12, "memory_mib": 4096, "count": 2}])
-    assert pool.capacity().nodes_ever(large) == 2
-    pool.submit(own_harness.spec(WAIT, resources=large))
-    own_harness.backend = pool
-    assert wait_for_code(own_harness, WaitingCode.CPUS).waiting_data["wanted"] == 12.0
-    assert pool.capacity().nodes_now(large) == 1, "the waiting run takes the other one"
+    own_harness.submit(WAIT, name="job-2-1", resources=Resources(20, 256))
+    status = own_harness.wait("job-2-1", lambda status: status.waiting_code == WaitingCode.TOO_LARGE)
+    assert (status.phase, status.started_at) == (RunPhase.STARTING, None)
+    own_harness.backend.stop("job-2-1", 5)
+    ended = own_harness.wait_for_end("job-2-1")
+    assert (ended.outcome, ended.started_at, ended.spans) == (Outcome.STOPPED, None, ())
 
 
 def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, fake, monkeypatch):
@@ -64,10 +63,7 @@ def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, 
     own_harness.complete("print(1)", image=Image(reference=reference), pull_secret=right, name="job-2-1")
 
 
-# Kueue
-
-
-def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
+def test_kueue_starts_a_run_and_ends_it_free_and_a_run_that_was_not_admitted_can_be_stopped(own_harness, fake):
     own_harness.backend = own_harness.new_backend(queue="training")
     own_harness.submit(WAIT)
     assert wait_for_code(own_harness, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
@@ -77,14 +73,9 @@ def test_kueue_starts_a_run_and_suspending_it_ends_it_free(own_harness, fake):
     own_harness.wait(NAME, lambda status: status.started_at is not None)
     fake.store.edit("jobs", own_harness.site.namespace, NAME, lambda job: job["spec"].update(suspend=True))
     assert own_harness.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.PREEMPTED
-
-
-def test_stopping_a_run_that_kueue_has_not_admitted_ends_it_at_once(own_harness, fake):
-    own_harness.backend = own_harness.new_backend(queue="training")
-    own_harness.submit(WAIT)
-    own_harness.backend.stop(NAME, 10)
-    status = own_harness.backend.describe(NAME)
-    assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None)
+    own_harness.submit(WAIT, name="job-2-1")
+    own_harness.backend.stop("job-2-1", 10)
+    status = own_harness.backend.describe("job-2-1")
+    assert (status.phase, status.outcome, status.started_at) == (RunPhase.ENDED, Outcome.STOPPED, None), "at once"
     assert own_harness.backend.names(live=True) == []
-    # If Kueue admitted it now, no pod would start.
-    assert job_of(fake)["spec"]["parallelism"] == 0
+    assert job_of(fake, "job-2-1")["spec"]["parallelism"] == 0, "if Kueue admitted it now, no pod would start"
