@@ -19,8 +19,8 @@ from typing import NamedTuple
 FETCHED = Path(__file__).resolve().parents[2] / "var" / "compat"
 RAW = "https://raw.githubusercontent.com"
 WRITEFILE = "%%writefile "
-SHAPES = ((1, 2), (2, 1))
-"""Nodes, and processes on each."""
+BOTH_SHAPES = ((1, 2), (2, 1))
+"""Nodes, and processes on each: for scripts that use their local rank."""
 LICENCES = {
     "cybertronai/pytorch-aws": "none stated",
     "horovod/horovod": "Apache-2.0",
@@ -56,7 +56,8 @@ class Foreign(NamedTuple):
     image: str = ""
     """If empty, the image of the framework."""
     needs_gpu: bool = False
-    shapes: tuple[tuple[int, int], ...] = SHAPES
+    shapes: tuple[tuple[int, int], ...] = ((2, 1),)
+    """The nodes, and processes on each, with which the script is run."""
 
     @property
     def script(self):
@@ -91,6 +92,7 @@ SCRIPTS = (
         # Its parser takes `--local_rank` alone; it prints -1 without one.
         output=r"hello from local rank: 0$",
         node_output=r"hello from local rank: 0$",
+        shapes=BOTH_SHAPES,
     ),
     Foreign(
         "cybertron-mnist", "cybertronai/pytorch-aws", "068a87c769fdb47efb36b07c2636ccd2ee8cff3d",
@@ -101,13 +103,13 @@ SCRIPTS = (
         ),
         output=r"Test set: Average loss: \d\.\d+, Accuracy: \d+/360 \((?:[5-9]\d|100)%\)",
         node_output=r"DDP: process {rank}/{world_size}",  # printed where `--local_rank` is 0
+        shapes=BOTH_SHAPES,
     ),
     Foreign(
         "kubeflow-imagenet", "kubeflow/training-operator", "05d24a7c9d1aaa35dc42642b6f9fe38e7d5b15ec",
         ("examples/pytorch/elastic/imagenet/imagenet.py",),
         arguments=("--arch", "squeezenet1_1", "--epochs", "2", "--batch-size", "4", "/datasets/digits/images"),
         output=r"saved checkpoint for epoch 1 at /tmp/checkpoint\.pth\.tar",
-        shapes=((2, 1),),  # ranks of the same node write the same file at once
     ),
     Foreign(
         "pytorch-ddp-series", "pytorch/examples", "17f4f9a5d66c6da5b348d032cd6a6e2410760952",
@@ -122,6 +124,7 @@ SCRIPTS = (
         wrapper="with_cpu.py",
         arguments=("multinode.py", "4", "2"),
         output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
+        shapes=((1, 2),),  # test_the_ddp_tutorial_continues_from_its_snapshot runs it on two nodes
     ),
     Foreign(
         "pytorch-ddp-torchrun-on-cpu", "pytorch/examples", "f62b4aec7bff832fc65b59aa62d60e94ddd6b39e",
@@ -130,6 +133,7 @@ SCRIPTS = (
         arguments=("multigpu_torchrun.py", "4", "2"),
         output=r"\[GPU0\] Epoch 3 \| Batchsize: 32 \| Steps: 32",
         node_output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
+        shapes=BOTH_SHAPES,
     ),
     Foreign(
         "horovod-mnist", "horovod/horovod", "034964ac5456b5484f156cc1a37655f349c13a37",

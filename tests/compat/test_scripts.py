@@ -17,17 +17,6 @@ pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time 
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.fixture(scope="session")
-def packages(tmp_path_factory):
-    """The published packages, installed as a customer would into a workspace."""
-    folder = tmp_path_factory.mktemp("packages")
-    python = image_folder("pytorch") / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    subprocess.run([*command, "--requirement", str(HERE / "requirements.txt")], check=True)
-    yield folder
-    shutil.rmtree(folder)
-
-
 def outputs_of(stage, framework, script, *, image="", **changes):
     """Run a script of the workspace until it completes; return every rank's output."""
     use_image(stage, image or framework)
@@ -38,14 +27,17 @@ def outputs_of(stage, framework, script, *, image="", **changes):
 
 @pytest.mark.cores(2)
 @pytest.mark.torch
-def test_accelerates_own_tests_pass(stage, packages, node):
+def test_accelerates_own_tests_pass(stage, node):
     """Hugging Face's own tests of Accelerate under torchrun."""
-    shutil.copytree(packages, stage.workspace, dirs_exist_ok=True)
-    for path in (packages / "accelerate" / "test_utils" / "scripts" / "test_script.py", HERE / "with_environment.py"):
-        shutil.copy(path, stage.workspace)
+    # A customer would install it into the workspace like this.
+    python = image_folder("pytorch") / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", stage.workspace]
+    subprocess.run([*command, "--requirement", HERE / "requirements.txt"], check=True)
+    script = stage.workspace / "accelerate" / "test_utils" / "scripts" / "test_script.py"
+    shutil.copy(script, stage.workspace)
     # `accelerate launch --cpu` sets the variable; without it Accelerate sees one process.
-    arguments = ("ACCELERATE_USE_CPU=true", "test_script.py")
-    outputs = outputs_of(stage, "pytorch", "with_environment.py", arguments=arguments, nodes=2, resources=node)
+    variables = {"ACCELERATE_USE_CPU": "true"}
+    outputs = outputs_of(stage, "pytorch", script.name, environment=variables, nodes=2, resources=node)
     assert "Backend: gloo\nNum processes: 2\n" in outputs[0], outputs[0]
 
 

@@ -1,4 +1,4 @@
-"""The certificates of one fake cluster, valid for one day: its authority, its server and an administrator."""
+"""A certificate for fake servers and their administrators, valid for one day. It signs itself."""
 
 from __future__ import annotations
 
@@ -12,73 +12,47 @@ import tempfile
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-Pair = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+from cryptography.x509.oid import NameOID
 
 
 class Certificates:
-    """Certificates for a server on 127.0.0.1. All clusters of a process share them."""
+    """A certificate for servers on 127.0.0.1, which is its own authority. All clusters of a process share it."""
 
     def __init__(self) -> None:
-        authority, self._server, admin = _pairs()
-        self.authority = _base64(_pem(authority[0]))
+        self._certificate, self._key = _issue()
+        self.authority = base64.b64encode(self._certificate).decode()
         self.admin = {
-            "client-certificate-data": _base64(_pem(admin[0])),
-            "client-key-data": _base64(_key_pem(admin[1])),
+            "client-certificate-data": self.authority,
+            "client-key-data": base64.b64encode(self._key).decode(),
         }
 
     def context(self) -> ssl.SSLContext:
         """Return the server's TLS context, with optional client certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.NamedTemporaryFile() as file:
-            file.write(_pem(self._server[0]) + _key_pem(self._server[1]))
+            file.write(self._certificate + self._key)
             file.flush()
             context.load_cert_chain(file.name)
-        context.load_verify_locations(cadata=base64.b64decode(self.authority).decode())
+        context.load_verify_locations(cadata=self._certificate.decode())
         context.verify_mode = ssl.CERT_OPTIONAL
         return context
 
 
-@functools.lru_cache(maxsize=1)
-def _pairs() -> tuple[Pair, Pair, Pair]:
-    authority = _issue("kubernetes", None)
-    server = _issue("kube-apiserver", authority, ExtendedKeyUsageOID.SERVER_AUTH)
-    return authority, server, _issue("kubernetes-admin", authority, ExtendedKeyUsageOID.CLIENT_AUTH)
-
-
-def _issue(name: str, issuer: Pair | None, *usages: x509.ObjectIdentifier) -> Pair:
+@functools.cache
+def _issue() -> tuple[bytes, bytes]:
+    """Return the certificate and its key (PEM)."""
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    signer = issuer[1] if issuer is not None else key
-    now = dt.datetime.now(dt.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer[0].subject if issuer is not None else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
+    now, hour = dt.datetime.now(dt.UTC), dt.timedelta(hours=1)
+    serial = x509.random_serial_number()
+    unsigned = x509.CertificateBuilder(name, name, key.public_key(), serial, now - hour, now + 24 * hour)
+    extensions = (
+        (x509.BasicConstraints(ca=True, path_length=None), True),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False),
     )
-    if issuer is not None:
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        built = built.add_extension(address, critical=False)
-        built = built.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-    return built.sign(signer, hashes.SHA256()), key
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return key.private_bytes(encoding, form, serialization.NoEncryption())
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    for extension, critical in extensions:
+        unsigned = unsigned.add_extension(extension, critical=critical)
+    pem = serialization.Encoding.PEM
+    key_pem = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return unsigned.sign(key, hashes.SHA256()).public_bytes(pem), key_pem

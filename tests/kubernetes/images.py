@@ -50,11 +50,10 @@ def python_image(*built: Path) -> Image:
 
 @dataclass
 class Registry:
-    """All registries. A host in `passwords` requires that password; a host in `dead` does not respond."""
+    """All registries. A host in `passwords` requires that password."""
 
     images: dict[str, Image] = field(default_factory=lambda: {PYTHON: python_image()})
     passwords: dict[str, str] = field(default_factory=dict)
-    dead: set[str] = field(default_factory=set)
 
     def pull(self, reference: str, secrets: list[Object]) -> Image:
         """Return an image. Raises PullFailedError with containerd's messages."""
@@ -64,9 +63,7 @@ class Registry:
         name = full_name(reference)
         host = name.partition("/")[0]
         problem = ""
-        if host in self.dead:
-            problem = f'failed to do request: Head "https://{host}/v2/": dial tcp: lookup {host}: no such host'
-        elif host in self.passwords and self.passwords[host] not in _passwords(host, secrets):
+        if host in self.passwords and self.passwords[host] not in _passwords(host, secrets):
             problem = "pull access denied, repository does not exist or may require authorization: "
             problem += "authorization failed: 401 Unauthorized"
         elif name not in self.images:

@@ -57,17 +57,17 @@ class Store:
     def find(self, plural: str, namespace: str = "", where: Callable[[Object], bool] | None = None) -> list[Object]:
         """Return copies of all objects of a kind, ordered by namespace and name."""
         with self.changed:
-            objects = [
-                value
-                for key, value in sorted(self._objects.items())
+            found = {
+                key: value
+                for key, value in self._objects.items()
                 if key[0] == plural and namespace in {"", key[1]} and (where is None or where(value))
-            ]
-            return copy.deepcopy(objects)
+            }
+            return [copy.deepcopy(found[key]) for key in sorted(found)]
 
     def items(self) -> list[tuple[Key, Object]]:
-        """Return copies of all objects."""
+        """Return all objects themselves, which must not be changed. Copies of a long session's events cost much."""
         with self.changed:
-            return [(key, copy.deepcopy(obj)) for key, obj in sorted(self._objects.items())]
+            return sorted(self._objects.items())
 
     def as_of(self, version: int) -> Store:
         """Return the objects as they were at that version."""

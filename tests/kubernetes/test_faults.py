@@ -55,6 +55,7 @@ class FakePods(FakeSite):
         # Other tests validate every object; this one creates thousands.
         self.fake.api.checks_schemas = False
         self.fake.faults.retry_after_seconds = 0
+        self.fake.controllers.pace.collect_seconds = 0  # each of some hundred deletions is awaited
         self.fake.controllers.heartbeats["node"] = math.inf  # as of a kubelet that lives
         make_node(self.fake.api, "node", {}, {"cpu": "64", "memory": "256Gi"})
         self._closing = threading.Event()

@@ -1,11 +1,11 @@
 """Notebooks in Pods: what reaches JupyterLab through the API server, for whom, and what remains of failures."""
 
 import asyncio
-import dataclasses
 import json
 import os
 import tempfile
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -15,15 +15,16 @@ from kubernetes.stream import portforward
 from websockets.exceptions import InvalidStatus
 
 from jobs import run_specs
-from runtime.backends.kubernetes import names
 from runtime.backends.kubernetes import notebooks as tunnels
 from runtime.backends.kubernetes.client import WebsocketTarget
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.pod_plan import NOTEBOOK_PORT, build_pod_inputs
 from runtime.backends.kubernetes.rbac import rbac
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
-from tests.factories.notebooks import FAST_CHECKS, FAST_CHECKS_SOURCE, Browser, sell_notebook
+from tests.factories.notebooks import Browser, sell_notebook
 from tests.kubernetes.harness import KubernetesHarness
 from tests.kubernetes.images import FAKE_TORCH_IMAGE, python_image
 from tests.runtime.backends.cluster_runs import LIMITED_ROLE, create_limited_backend
@@ -307,41 +308,11 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
             browser.http.close()
 
 
-# --- Notebooks that end without their user ----------------------------------------------------------------------------
-
-
-@pytest.mark.rerun_if_late("JupyterLab starts in a Pod, which takes long on a busy machine")
-@pytest.mark.torch
-def test_an_idle_notebook_in_a_pod_ends_by_itself(harness):
-    harness.write({f"workspace/{FAST_CHECKS}": FAST_CHECKS_SOURCE})
-    settings = {"JUPYTER_CONFIG_PATH": "/workspace"}
-    harness.complete(
-        "", image=Image(builtin="pytorch"), script="", builtin_script="notebook", arguments=("2",),
-        deadline_seconds=600, resources=Resources(cpus=1, memory_mib=2048), environment=settings,
-    )  # fmt: skip
-    assert "Idle for" in harness.log()
-    with pytest.raises(RunNotFound):
-        run(post(harness.new_backend(), b""))  # as another process of the console
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_pod_gets_the_limits_that_were_bought(own_harness, customer):
-    """The launcher in the Pod keeps the limit. The kubelet's deadline only ends what outlives it."""
-    attempt = sell_notebook(customer, max_seconds=5400, idle_seconds=900)
-    bought = run_specs.run_spec(attempt)
-    own = own_harness.spec()
-    own_harness.backend.submit(
-        dataclasses.replace(
-            bought, image=own.image, mounts=own.mounts, resources=own.resources, datasets=(), labels={}, node_kind=""
-        )
-    )
-    (pod,) = wait_for(lambda: own_harness.site.pods(bought.name))
-    config = own_harness.config()
-    # The pull of the image and the meeting of the nodes may take `start_seconds` each. Two margins are for the end.
-    margin = config.gang_seconds + 2 * config.start_seconds + 2 * names.POD_MARGIN_SECONDS
-    assert pod.spec.active_deadline_seconds == 5400 + margin
-    (source,) = [volume for volume in pod.spec.volumes if volume.name == "order"]
-    config_map = own_harness.site.core.read_namespaced_config_map(source.config_map.name, own_harness.site.namespace)
-    pod_plan = json.loads(config_map.data["order.json"])
-    assert pod_plan["deadline_seconds"] == 5400
-    assert pod_plan["plan"]["arguments"] == ["900", "8888"]
+@pytest.mark.django_db
+def test_a_pod_gets_the_limits_that_were_bought(customer):
+    """The launcher in the Pod keeps them. `golden/cpu.json` shows that the kubelet's deadline is later."""
+    bought = run_specs.run_spec(sell_notebook(customer, max_seconds=5400, idle_seconds=900))
+    config = ClusterConfig.from_data("test", {"volume": {"claim": "trainyard", "root": "/srv/trainyard"}})
+    plan = build_pod_inputs(bought, config, Path("/srv/trainyard/runs")).pod_plan
+    assert plan["deadline_seconds"] == 5400
+    assert plan["plan"]["arguments"] == ["900", str(NOTEBOOK_PORT)]

@@ -62,7 +62,6 @@ def test_an_open_tab_alone_keeps_no_notebook_open():
 @pytest.mark.slow
 @pytest.mark.torch
 def test_an_idle_notebook_ends_by_itself(harness):
-    """In a Pod too: see `tests.kubernetes.test_notebooks`."""
     use_image(harness, "pytorch")
     # JupyterLab reads this file. It then checks twice a second whether it is idle, not once a minute.
     (harness.workspace / FAST_CHECKS).write_text(FAST_CHECKS_SOURCE)
