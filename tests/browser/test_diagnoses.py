@@ -1,4 +1,7 @@
-"""For each family of causes, the page of a failed job says what happened, where and who pays, and links to the fix."""
+"""For each family of causes, the page of a failed job says what happened, where and who pays, and links to the fix.
+
+A family here has a button or a page of its own; `tests/jobs/test_diagnosis.py` has every cause.
+"""
 
 from __future__ import annotations
 
@@ -63,33 +66,12 @@ CASES = [
          outcome=Outcome.HUNG, fields={}, is_raised=False),
     Case("argument of the local rank", "The script does not accept the argument --local-rank.", RERUN,
          "train.py: error: unrecognized arguments: --local-rank=0", {}, is_raised=False),
-    Case("arguments", "The script needs these arguments: --data", RERUN,
-         "train.py: error: the following arguments are required: --data", {}, is_raised=False),
     Case("module", "The module einops is not installed.", "Open requirements.txt",
          "ModuleNotFoundError: No module named 'einops'", file="requirements.txt"),
     Case("syntax and names", "The name nett is not defined.", "Open train.py",
          "NameError: name 'nett' is not defined"),
-    Case("workers of a DataLoader", "The workers of a DataLoader ran out of shared memory.", "Open train.py",
-         "RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error."),
-    Case("devices", "Tensors of one operation are on different devices.", "Open train.py",
-         "RuntimeError: Expected all tensors to be on the same device, but found at least two devices!"),
-    Case("shapes", "mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)", "Open train.py",
-         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x5 and 4x2)"),
-    Case("time-out of NCCL", "A collective operation timed out: a rank did not take part.", RERUN,
-         "[rank1]:[E ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective operation timeout: ran for 600 s",
-         {}, is_raised=False),
-    Case("time-out of Gloo", "A collective operation timed out: a rank did not take part.", RERUN,
-         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation", {}),
-    Case("port", "A port is already in use on the node.", "Open train.py",
-         "OSError: [Errno 98] Address already in use"),
     Case("file", "/datasets/digits/trian.csv", "Open train.py",
          "FileNotFoundError: [Errno 2] No such file or directory: '/datasets/digits/trian.csv'"),
-    Case("permission", "The code may not use this file or address: /usr/local/x", "Open train.py",
-         "PermissionError: [Errno 13] Permission denied: '/usr/local/x'"),
-    Case("values", "A value became NaN or infinite.", "Open train.py",
-         "ValueError: Loss is nan, stopping training"),
-    Case("exception", "The code raised ValueError: the sizes are odd.", "Open train.py",
-         "ValueError: the sizes are odd"),
     Case("killed", "The process was killed (SIGKILL).", RERUN, fields={}, signal="SIGKILL", is_raised=False),
     Case("exit", "The code ended itself with exit code 1.", RERUN, "no data", {}, is_raised=False),
 ]  # fmt: skip

@@ -63,11 +63,21 @@ def test_the_text_in_the_editor_survives_logging_in_again(url, customer, watched
     expect(page.locator("#save-state")).to_have_text("Saved.")
 
 
-def test_the_quote_stays_while_its_order_is_placed(url, watched):
+def test_an_expired_quote_cannot_be_bought_and_one_stays_while_its_order_is_placed(url, watched):
     page = watched.page
+    page.clock.install()
     fill_form(page, url)
-    held_routes = []
-    requests = []
+    # A quote is valid for 30 minutes (QUOTE_TTL_SECONDS).
+    page.clock.fast_forward("29:00")
+    expect(page.locator("#buy")).to_be_enabled()
+    page.clock.fast_forward("02:00")
+    expect(page.locator("#buy")).to_be_disabled()
+    expect(page.get_by_text("This quote has expired.")).to_be_visible()
+    page.get_by_role("button", name="Get a new quote").click()
+    expect(page.locator("#buy")).to_be_enabled()
+    expect(page.get_by_text("This quote has expired.")).to_be_hidden()
+
+    held_routes, requests = [], []
 
     def hold(route):
         held_routes.append(route)
@@ -84,18 +94,3 @@ def test_the_quote_stays_while_its_order_is_placed(url, watched):
     assert not {"/training/quote/", "/training/order/"} & set(requests), "neither another quote nor another order"
     held_routes[0].continue_()
     expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-
-
-def test_an_expired_quote_cannot_be_bought(url, watched):
-    page = watched.page
-    page.clock.install()
-    fill_form(page, url)
-    # A quote is valid for 30 minutes (QUOTE_TTL_SECONDS).
-    page.clock.fast_forward("29:00")
-    expect(page.locator("#buy")).to_be_enabled()
-    page.clock.fast_forward("02:00")
-    expect(page.locator("#buy")).to_be_disabled()
-    expect(page.get_by_text("This quote has expired.")).to_be_visible()
-    page.get_by_role("button", name="Get a new quote").click()
-    expect(page.locator("#buy")).to_be_enabled()
-    expect(page.get_by_text("This quote has expired.")).to_be_hidden()

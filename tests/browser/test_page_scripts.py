@@ -48,7 +48,7 @@ def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, 
     expect(page.locator("#shortcuts")).to_be_hidden()
 
 
-def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, customer, watched):
+def test_on_a_phone_the_price_stays_in_sight_and_a_list_replaces_tabs_also_for_operators(url, customer, watched):
     page, job = watched.page, ended_job(customer, Outcome.COMPLETED)
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.goto(f"{url}/training/new/?rerun={job}")
@@ -73,11 +73,7 @@ def test_on_a_phone_the_price_stays_in_sight_and_nothing_is_cut_off(url, custome
     expect(parts).to_have_value("cost")
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
 
-
-def test_on_a_phone_a_list_opens_the_tabs_of_the_page_for_operators(url, customer, watched):
-    page, job = watched.page, ended_job(customer, Outcome.COMPLETED)
     User.objects.filter(pk=customer.membership.user_id).update(is_staff=True, is_superuser=True)
-    page.set_viewport_size({"width": NARROW, "height": 800})
     page.goto(f"{url}/admin/jobs/job/{job}/page/")
     parts = page.get_by_label("Part of the job")
     expect(page.locator("#main .nav-link")).to_have_count(len(TAB_TITLES))

@@ -1,17 +1,13 @@
-"""Ways to log in, in a real browser: a passkey of Chromium's virtual authenticator, an authenticator app, and an OpenID
-Connect provider on this machine.
-"""
+"""Ways to log in, in a real browser: a passkey of its virtual authenticator, and a local OpenID Connect provider."""
 
 from __future__ import annotations
 
 import copy
 import re
-import time
 
 import httpx
 import oidc_provider_mock
 import pytest
-from allauth.mfa.totp.internal import auth as totp
 from playwright.sync_api import expect
 
 from console import sign_in
@@ -77,42 +73,6 @@ def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console
     page.get_by_role("button", name=say("Log in with a passkey")).click()
     page.wait_for_url(re.compile(r"/security/$"))
     expect(page.get_by_text(f"{say('Last used')}: {say('just now')}")).to_be_visible()
-
-
-@in_chinese
-def test_an_authenticator_app_is_set_up_and_asked_for_and_a_recovery_code_replaces_it(
-    transactional_db, console, watched
-):
-    user, page, say = MembershipFactory().user, watched.page, watched.say
-    log_in_with_password(page, console, user)
-    page.goto(f"{console}/security/")
-    page.get_by_role("link", name=say("Set up")).click()
-    page.locator("[name=password]").fill(PASSWORD)
-    page.get_by_role("button", name=say("Confirm")).click()
-    expect(page.get_by_role("img", name=say("QR code of the key"))).to_be_visible()
-    page.locator("[name=code]").fill("000000")
-    page.get_by_role("button", name=say("Turn on")).click()
-    expect(page.get_by_text(say("Incorrect code."))).to_be_visible()
-    assert untranslated(page) == []
-    page.locator("[name=code]").fill(code_of(page.get_by_label(say("Text to copy")).input_value()))
-    page.get_by_role("button", name=say("Turn on")).click()
-    recovery_code = page.get_by_label(say("Unused codes")).inner_text().split()[0]
-    assert untranslated(page) == []
-
-    page.context.clear_cookies()
-    log_in_with_password(page, console, user)
-    expect(page.get_by_role("heading", name=say("Confirm that it is you"))).to_be_visible()
-    assert untranslated(page) == []
-    with_password_alone = page.request.get(f"{console}/jobs/", max_redirects=0)
-    assert with_password_alone.status == 302
-    page.locator("[name=code]").fill(recovery_code)
-    page.get_by_role("button", name=say("Log in"), exact=True).click()
-    page.wait_for_url(f"{console}/")
-
-
-def code_of(secret):
-    """Return the code that an authenticator app shows now."""
-    return totp.format_hotp_value(totp.hotp_value(secret, int(time.time()) // 30))
 
 
 @in_chinese

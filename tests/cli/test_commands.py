@@ -38,7 +38,7 @@ def test_run_syncs_the_folder_and_orders_a_job(shell):
 
 
 @pytest.mark.usefixtures("project")
-def test_nothing_is_bought_without_consent_or_with_errors(shell):
+def test_a_run_is_bought_only_with_consent_or_below_a_limit_and_never_with_errors(shell):
     for options, status, code, message in (
         # Options, exit status, and the error's code and part of its message.
         ((), 2, "invalid", "There is no terminal to ask on: add --yes or --max-price"),
@@ -56,6 +56,14 @@ def test_nothing_is_bought_without_consent_or_with_errors(shell):
         assert ("nodes" in error["fields"]) == (1000 in options)
         assert shell.stdout == ""
     assert not Job.objects.exists()
+    shell.is_interactive = True
+    for answer, count in (("n\n", 0), ("y\n", 1)):
+        shell(*RUN, text=answer, status=1 - count)
+        assert "Buy this run for at most" in shell.stdout
+        assert Job.objects.count() == count
+    shell.is_interactive = False
+    assert "high estimate" in shell(*RUN, "--max-price", "1000")  # "90% of runs" is not claimed: nothing was measured
+    assert Job.objects.count() == 2
 
 
 def test_a_script_that_only_the_workspace_has_is_run_without_sync(shell, project):
@@ -177,26 +185,7 @@ def test_files_of_a_job_are_listed_and_downloaded_once(shell, project, customer)
 
 
 @pytest.mark.usefixtures("project")
-def test_a_run_is_bought_after_a_question_or_below_a_limit_without_one(shell):
-    shell.is_interactive = True
-    for answer, count in (("n\n", 0), ("y\n", 1)):
-        shell(*RUN, text=answer, status=1 - count)
-        assert "Buy this run for at most" in shell.stdout
-        assert Job.objects.count() == count
-    shell.is_interactive = False
-    assert "high estimate" in shell(*RUN, "--max-price", "1000")  # "90% of runs" is not claimed: nothing was measured
-    assert Job.objects.count() == 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "state"),
-    [("detach\n", 130, "queued"), ("", 130, "queued"), ("stop\n", 4, "cancelled"), (None, 130, "queued")],
-    ids=["detach", "end of input", "stop", "no terminal"],
-)
-@pytest.mark.usefixtures("project")
-def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch, answer, status, state):
-    shell.is_interactive = answer is not None
-
+def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch):
     def follow(watch):
         job = watch._client.job(watch._job_id)
         if not job.finished_at:
@@ -204,10 +193,15 @@ def test_at_ctrl_c_the_job_is_stopped_or_left_alone(shell, monkeypatch, answer, 
         return job
 
     monkeypatch.setattr(Watch, "follow", follow)
-    shell(*RUN[:-1], "--yes", text=answer, status=status)
-    assert Job.objects.get().state == state
-    assert ("goes on" in shell.stdout) == (state == "queued")
-    assert ("Charged" in shell.stdout) == (state == "cancelled")
+    # The answer to the question, if there is a terminal to ask on; "" is the end of the input.
+    for answer, status, state in (
+        ("detach\n", 130, "queued"), ("", 130, "queued"), ("stop\n", 4, "cancelled"), (None, 130, "queued"),
+    ):  # fmt: skip
+        shell.is_interactive = answer is not None
+        shell(*RUN[:-1], "--yes", text=answer, status=status)
+        assert Job.objects.latest("pk").state == state, answer
+        assert ("goes on" in shell.stdout) == (state == "queued")
+        assert ("Charged" in shell.stdout) == (state == "cancelled")
 
 
 def test_login_stores_the_token_for_its_console_alone_and_logout_deletes_it(shell, home, customer):

@@ -70,7 +70,7 @@ def test_a_stopped_sweep_is_watched_to_its_end(shell, sweep_file):
     assert shell.json("sweep", "watch", number, status=4)["reason"] == "stopped"
 
 
-def test_a_file_that_does_not_describe_a_sweep_is_refused(shell, project):
+def test_a_sweep_is_read_from_toml_and_a_file_that_describes_none_is_refused(shell, project, customer):
     for name, text in (
         ("a.toml", "trials ="), ("a.toml", "at = 2026-01-01"), ("a.toml", "low = nan"), ("a.json", "["),
         ("a.json", "[]"),
@@ -79,9 +79,6 @@ def test_a_file_that_does_not_describe_a_sweep_is_refused(shell, project):
         shell("sweep", "quote", name, status=2)
         assert name in shell.stderr
     shell("sweep", "quote", "missing.toml", status=2)
-
-
-def test_a_sweep_is_read_from_toml(shell, project, customer):
     form = customer.form(nodes=1)
     lines = [f"{name} = {json.dumps(value)}" for name, value in form.items() if not isinstance(value, dict)]
     lines += ['method = "random"', "trials = 3", 'objective = {metric = "loss", goal = "minimize"}']

@@ -63,8 +63,4 @@ def test_one_command_from_a_folder_to_a_receipt(buyer, tmp_path):
     assert "0 files sent (0 bytes), 2 unchanged" in failed.stdout
     assert "Charged" in failed.stdout
     assert "train.py, line 10: raise RuntimeError" in failed.stdout
-    job = str(result["job"]["id"])
-    assert "epoch 3/3" in trainyard(buyer, tmp_path, "logs", "-f", job).stdout
-    assert "loss" in trainyard(buyer, tmp_path, "metrics", job).stdout
-    listed = trainyard(buyer, tmp_path, "files", "list", job, "outputs", "--json").stdout
-    assert [entry["path"] for entry in json.loads(listed)] == ["outputs/model.txt"]
+    assert "loss" in trainyard(buyer, tmp_path, "metrics", str(result["job"]["id"])).stdout

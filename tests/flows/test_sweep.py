@@ -12,7 +12,7 @@ from tests.flows.console import ROOT
 
 pytestmark = [*WHOLE_CONSOLE, pytest.mark.slow, pytest.mark.torch]
 PATIENCE_SECONDS = 420
-TRIALS = 12
+TRIALS = 8
 RUN = {
     "image": "pytorch", "code_path": "mnist_ddp.py", "arguments": [], "datasets": ["digits"], "epochs": 1, "nodes": 1,
     "batch_size": 64,

@@ -60,17 +60,6 @@ def test_a_dataset_from_creation_to_deletion(client):
     assert error(client.get("/api/v1/datasets/mnist/")) == (404, "not_found")
 
 
-@pytest.mark.parametrize("address", ["datasets/", "workspaces/"])
-def test_invalid_and_taken_names_are_reported_at_their_field(client, address):
-    assert error(client.post(f"/api/v1/{address}", {})) == (400, "invalid")
-    assert error(client.generic("POST", f"/api/v1/{address}", "{", "application/json")) == (400, "malformed")
-    assert client.post(f"/api/v1/{address}", {"name": "same"}).status_code == 201
-    for name, expected in (("A b", (400, "invalid")), ("same", (409, "name_taken"))):
-        answer = client.post(f"/api/v1/{address}", {"name": name})
-        assert error(answer) == expected
-        assert set(answer.json()["fields"]) == {"name"}
-
-
 def test_a_file_is_written_listed_read_and_deleted(client, workspace):
     files = "workspaces/code/files"
     assert client.get(f"/api/v1/{files}/").json() == {"path": "", "entries": [], "truncated": False, "next": None}
@@ -242,7 +231,6 @@ def test_admin_pages_show_no_secret(owner):
         "registry": registries.save_registry(organization=owner.organization, host="a.b", password="hunter2"),
     }
     for model, row in rows.items():
-        assert client.get(f"/admin/storage/{model}/").status_code == 200
         page = client.get(f"/admin/storage/{model}/{row.pk}/change/").content.decode()
         assert "hunter2" not in page
         assert "secret" not in page

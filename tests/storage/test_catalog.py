@@ -315,7 +315,7 @@ def test_an_archive_is_refused_while_it_is_unpacked(owner, monkeypatch):
         remove(folder=folder, scratch=scratch)
 
     monkeypatch.setattr(trees, "remove_tree", look)
-    large, many = {"x": bytes(64 * 1024**2)}, {f"{number}": b"" for number in range(1000)}
+    large, many = {"x": bytes(8 * 1024**2)}, {f"{number}": b"" for number in range(1000)}
     for data in (zip_of(large), tar_of(large, compressed=True), zip_of(many), tar_of(many, compressed=True)):
         assert len(data) < quota
         with pytest.raises(TooLarge):

@@ -1,5 +1,6 @@
 """Files of a workspace, whose paths and links customers choose: nothing outside it is read or changed."""
 
+import errno
 import io
 import os
 import threading
@@ -20,10 +21,11 @@ from storage.errors import (
     StorageError,
     StorageFull,
     TooLarge,
+    Unreadable,
     UnsafePath,
     WrongKind,
 )
-from storage.paths import Kind
+from storage.paths import Kind, translate_os_errors
 from storage.trees import Usage
 
 MIB = 1024**2
@@ -208,6 +210,16 @@ def test_files_and_folders_do_not_replace_each_other(root, scratch):
         with pytest.raises(WrongKind):
             act(root=root, path="file")
     assert set(every_operation(root, scratch, "file/below")) == {WrongKind}
+
+
+def test_os_errors_are_translated():
+    for number, error in (
+        (errno.ENOENT, FileMissing), (errno.ELOOP, UnsafePath), (errno.ENAMETOOLONG, UnsafePath),
+        (errno.EACCES, Unreadable), (errno.EISDIR, WrongKind), (errno.ENOSPC, StorageFull),
+        (errno.EDQUOT, StorageFull), (errno.EIO, OSError),
+    ):  # fmt: skip
+        with pytest.raises(error, match="refused" if error is OSError else None), translate_os_errors():
+            raise OSError(number, "refused")
 
 
 def test_list_shows_kinds_sizes_and_times(root):

@@ -66,7 +66,7 @@ def fetched(repository, owner):
     return create
 
 
-def test_a_workspace_gets_the_files_of_one_commit(fetched, owner):
+def test_a_workspace_gets_the_unchanged_files_of_one_commit(fetched, repository, owner):
     folder = fetched()
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
     assert names == [".gitattributes", "run.sh", "src", "src/train.py"]
@@ -77,16 +77,14 @@ def test_a_workspace_gets_the_files_of_one_commit(fetched, owner):
     catalog.measure_workspace(workspace=workspace)
     assert counted == (workspace.size_bytes, workspace.entry_count)
     assert (fetched("v1", name="first") / "src" / "train.py").read_text() == "print(1)"
-
-
-def test_files_that_the_repository_leaves_out_of_archives_are_imported_unchanged(fetched, repository):
+    # Files that the repository leaves out of archives, or changes in them
     (repository / ".gitattributes").write_text("tests export-ignore\nversion.txt export-subst\n")
     (repository / "tests").mkdir()
     (repository / "tests" / "check.py").write_text("print(3)")
     (repository / "version.txt").write_text("$Format:%H$")
     git(repository, "add", ".")
     git(repository, "commit", "-m", "third")
-    folder = fetched()
+    folder = fetched(name="third")
     assert (folder / "tests" / "check.py").read_text() == "print(3)"
     assert (folder / "version.txt").read_text() == "$Format:%H$"
 

@@ -55,7 +55,8 @@ class Fake:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        # The poll interval is how long `shutdown` waits.
+        threading.Thread(target=self.server.serve_forever, args=[0.02], daemon=True).start()
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_token_service_elsewhere_than_at_https_gets_nothing(fake):
         assert problem(lambda: digest_of(f"{registry.host}/train:1", ME)) is Problem.FORBIDDEN_ADDRESS, address
 
 
-def test_only_public_addresses_are_asked(settings, fake):
+def test_a_name_is_asked_only_if_all_its_addresses_are_public(settings, fake, monkeypatch):
     registry = fake()
     registry.answers["/v2/train/manifests/1"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
     settings.REGISTRY_PRIVATE_ADDRESSES = False
@@ -132,18 +133,15 @@ def test_only_public_addresses_are_asked(settings, fake):
     for host in (registry.host, f"localhost:{registry.server.server_port}"):
         assert problem(lambda host=host: digest_of(f"{host}/train:1")) is Problem.FORBIDDEN_ADDRESS
     assert registry.asked == []
+    found = [(0, 0, 0, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
+    with monkeypatch.context() as patch:
+        patch.setattr(registry_client.socket, "getaddrinfo", lambda *_arguments, **_options: found)
+        assert problem(lambda: digest_of("registry.example.com/train:1")) is Problem.FORBIDDEN_ADDRESS, "one is private"
     settings.REGISTRY_PRIVATE_ADDRESSES = True
     assert is_allowed("10.0.0.1")
     assert not is_allowed("169.254.169.254"), "the metadata service of a cloud"
     # A port below 1024 may belong to another service, such as SSH.
     assert problem(lambda: digest_of("127.0.0.1:22/train:1")) is Problem.FORBIDDEN_ADDRESS
-
-
-def test_a_name_with_one_private_address_is_refused(settings, monkeypatch):
-    settings.REGISTRY_PRIVATE_ADDRESSES = False
-    found = [(0, 0, 0, "", (address, 443)) for address in ("1.1.1.1", "10.0.0.1")]
-    monkeypatch.setattr(registry_client.socket, "getaddrinfo", lambda *_arguments, **_options: found)
-    assert problem(lambda: digest_of("registry.example.com/train:1")) is Problem.FORBIDDEN_ADDRESS
 
 
 def test_the_next_address_of_a_name_is_tried_if_one_refuses_the_connection(fake, monkeypatch):
