@@ -26,8 +26,6 @@ import pytest
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection as django_connection
-from django.db import transaction
-from django.test import TransactionTestCase
 from django.utils import translation
 from pytest_django import DjangoDbBlocker, Settings
 from rest_framework.test import APIClient
@@ -242,26 +240,6 @@ def _create_template(name: str, blocker: DjangoDbBlocker) -> None:
         django_connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
         django_connection.close()
     names["NAME"], tests["NAME"] = name_before, test_name_before
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fast_flush() -> Iterator[None]:
-    """After a test with `transaction=True`, delete the rows that it left: to truncate all tables takes a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransactionTestCase, "_fixture_teardown", lambda _test: _delete_all_rows())
-        yield
-
-
-def _delete_all_rows() -> None:
-    """Delete all rows but those of content types and permissions, which Django's flush would create again."""
-    kept = {"django_content_type", "auth_permission"}
-    names = sorted({*django_connection.introspection.django_table_names(include_views=False)} - kept)
-    with transaction.atomic(), django_connection.cursor() as cursor:
-        cursor.execute(f"LOCK TABLE {', '.join(names)} IN EXCLUSIVE MODE")  # wait for writers that have not committed
-        cursor.execute(" UNION ALL ".join(f"(SELECT '{name}' FROM {name} LIMIT 1)" for name in names))
-        # Without triggers: they refuse to delete entries of the ledger, and check foreign keys.
-        deletions = [f"DELETE FROM {name}" for (name,) in cursor.fetchall()]
-        cursor.execute("; ".join(["SET LOCAL session_replication_role = replica", *deletions]))
 
 
 @pytest.fixture(autouse=True)
