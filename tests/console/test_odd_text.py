@@ -186,7 +186,8 @@ def test_an_idempotency_key_is_refused_at_its_field_or_names_one_order(api, cust
                 f"/api/v1/{path}", body, format="json", headers={"Idempotency-Key": key}
             )
             with transaction.atomic():
-                first, second = ask(), ask()
+                first = ask()
+                second = ask() if key in accepted else first
                 created = Order.objects.count() - before
                 transaction.set_rollback(True)
             if key in refused:
