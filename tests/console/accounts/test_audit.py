@@ -9,7 +9,6 @@ from django.utils import timezone
 
 from console.accounts import audit, services
 from console.accounts.models import AuditEvent
-from console.accounts.roles import Role
 from console.web.audit import PAGE_SIZE
 from tests.console.accounts.conftest import behind
 from tests.factories.accounts import PASSWORD, MembershipFactory
@@ -53,7 +52,7 @@ def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):
     assert (event.action, event.actor, event.address) == ("account.log_in_failed", owner.user, "192.0.2.8")
 
 
-def test_only_owners_read_the_log_and_only_that_of_their_organization(owner, stranger, client):
+def test_an_owner_reads_the_log_of_their_organization_alone_and_its_log_ins_only_there(owner, stranger, client):
     services.record_audit_event(
         organization=stranger.organization, actor=stranger.user, action="token.created", target="theirs"
     )
@@ -61,16 +60,14 @@ def test_only_owners_read_the_log_and_only_that_of_their_organization(owner, str
         organization=owner.organization, actor=owner.user, action="token.created", target="ours"
     )
     client.force_login(owner.user)
-    page = client.get(PAGE).content.decode()
+    page = client.get(PAGE).text
     assert "ours" in page
     assert "theirs" not in page
-    assert "theirs" not in client.get(PAGE, {"member": stranger.user.pk}).content.decode()
-    for role in (Role.MEMBER, Role.BILLING, Role.VIEWER):
-        client.force_login(MembershipFactory(organization=owner.organization, role=role).user)
-        assert client.get(PAGE).status_code == 403
-        audit.record_for_person(user=owner.user, action="logged_in")
-        # The organization's page shows members' recent events, but no log-ins.
-        assert "Logged in" not in client.get(reverse("organization")).content.decode()
+    assert "theirs" not in client.get(PAGE, {"member": stranger.user.pk}).text
+    audit.record_for_person(user=owner.user, action="logged_in")
+    assert "Logged in" in client.get(PAGE).text
+    # The organization's page shows members' recent events, but no log-ins.
+    assert "Logged in" not in client.get(reverse("organization")).text
 
 
 def test_the_page_filters_and_continues_without_counting(owner, client, django_assert_max_num_queries):
@@ -89,9 +86,9 @@ def test_the_page_filters_and_continues_without_counting(owner, client, django_a
     with django_assert_max_num_queries(12) as captured:
         first = get()
     assert not any("COUNT(" in query["sql"] for query in captured.captured_queries)
-    assert "bob@example.com" in first.content.decode()
-    assert "t000." not in first.content.decode()
-    assert "t000." in get(before=first.context["older"]).content.decode()
+    assert "bob@example.com" in first.text
+    assert "t000." not in first.text
+    assert "t000." in get(before=first.context["older"]).text
     today = timezone.localdate()
     for query, has_old, count in (
         ({"area": "member"}, False, 1),
@@ -105,4 +102,4 @@ def test_the_page_filters_and_continues_without_counting(owner, client, django_a
         assert (old in events, len(events)) == (has_old, count), query
     for query in ({"address": "x"}, {"since": "y"}, {"until": "9999-12-31"}, {"before": "-1"}, {"member": "0 or 1"}):
         assert get(**query).status_code == 200
-    assert "Enter a valid date." in get(since="never").content.decode()
+    assert "Enter a valid date." in get(since="never").text

@@ -32,18 +32,18 @@ def invitation_query(owner, email):
 
 def test_closed_sign_up_accepts_only_invited_people(settings, owner):
     settings.SIGNUP = "closed"
-    assert "Sign-up is closed" in sign_up("eve@example.com")[1].content.decode()
-    assert "Sign-up is closed" in sign_up("eve@example.com", "?invitation=forged")[1].content.decode()
+    assert "Sign-up is closed" in sign_up("eve@example.com")[1].text
+    assert "Sign-up is closed" in sign_up("eve@example.com", "?invitation=forged")[1].text
     query = invitation_query(owner, "bob@example.com")
     assert sign_up("eve@example.com", query)[1].status_code == 302  # the address is the invitation's
     assert set(User.objects.exclude(pk=owner.user.pk).values_list("email", flat=True)) == {"bob@example.com"}
-    assert "Sign-up is closed" in sign_up("eve@example.com", query)[1].content.decode()  # it was used
+    assert "Sign-up is closed" in sign_up("eve@example.com", query)[1].text  # it was used
 
 
 def test_mail_domains_are_compared_as_a_whole(settings, owner):
     settings.SIGNUP_EMAIL_DOMAINS = ["example.com"]
     for address in ("a@evil-example.com", "a@example.com.evil.org", "a@sub.example.com"):
-        assert "Use an address of: example.com." in sign_up(address)[1].content.decode()
+        assert "Use an address of: example.com." in sign_up(address)[1].text
     assert sign_up("Ada@EXAMPLE.com")[1].status_code == 302
     assert sign_up("", invitation_query(owner, "bob@elsewhere.org"))[1].status_code == 302
 
@@ -65,12 +65,6 @@ def test_an_account_waits_for_approval_wherever_it_logs_in(settings, owner, admi
     assert client.post(reverse("account_login"), log_in).url == "/"
     invited, answer = sign_up("", invitation_query(owner, "bob@example.com"))
     assert "_auth_user_id" in invited.session
-
-
-def test_approval_does_not_reveal_who_has_an_account(settings):
-    settings.SIGNUP, settings.ACCOUNT_EMAIL_VERIFICATION = "approval", "mandatory"
-    taken = MembershipFactory(user__email="taken-by-one@example.com").user.email
-    assert sign_up(taken)[1].url == sign_up("free-for-now@example.com")[1].url
 
 
 class Captcha(forms.CharField):

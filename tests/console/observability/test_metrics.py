@@ -43,7 +43,7 @@ def scrape(client, settings, monkeypatch):
         assert answer.status_code == 200
         return {
             (sample.name.removeprefix("trainyard_"), *sorted(sample.labels.values())): sample.value
-            for family in text_string_to_metric_families(answer.content.decode())
+            for family in text_string_to_metric_families(answer.text)
             for sample in family.samples
         }
 
@@ -62,7 +62,7 @@ def test_without_the_operators_token_there_is_no_such_page(client, settings, own
         assert (answer.status_code, answer.content) == (404, b""), (token, sent)
 
 
-def test_the_queue_is_measured_by_cluster_and_node_spec(customer, scrape):
+def test_waiting_and_stuck_jobs_grow_old_by_cluster_and_node_spec(customer, scrape):
     old = customer.job()
     customer.job()
     Job.objects.filter(pk=old.pk).update(queued_at=earlier(90))
@@ -73,6 +73,11 @@ def test_the_queue_is_measured_by_cluster_and_node_spec(customer, scrape):
     samples = scrape()
     assert samples["jobs_queued", "default", "nano"] == 2
     assert samples["queue_oldest_seconds", "default", "nano"] == 0
+    attempt = customer.started()
+    Attempt.objects.filter(pk=attempt.pk).update(submitted_at=None, claimed_at=earlier(400))
+    assert scrape()["unsubmitted_oldest_seconds",] >= 400
+    Job.objects.filter(pk=attempt.job_id).update(state="stopping", cancel_requested_at=earlier(500))
+    assert scrape()["stopping_oldest_seconds",] >= 500
 
 
 def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape):
@@ -120,14 +125,6 @@ def test_an_event_is_counted_once_older_transactions_have_ended_and_says_if_a_re
     samples = scrape()
     assert samples["runs_ended_total", "node_lost", "yes"] == 1
     assert samples["transition_seconds_count", "queued", "running"] == 1
-
-
-def test_jobs_that_are_stuck_between_states_grow_old(customer, scrape):
-    attempt = customer.started()
-    Attempt.objects.filter(pk=attempt.pk).update(submitted_at=None, claimed_at=earlier(400))
-    assert scrape()["unsubmitted_oldest_seconds",] >= 400
-    Job.objects.filter(pk=attempt.job_id).update(state="stopping", cancel_requested_at=earlier(500))
-    assert scrape()["stopping_oldest_seconds",] >= 500
 
 
 def test_no_scrape_reads_rows_that_have_ended(customer, scrape):

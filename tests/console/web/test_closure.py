@@ -19,8 +19,6 @@ def test_an_owner_starts_and_stops_the_closure_of_the_organization_and_every_mem
     owner_page.post("/organization/close/", {"confirmation": organization.slug})
     assert Closure.objects.get().requested_by == customer.membership.user
     viewer = browser(MembershipFactory(organization=organization, role=Role.VIEWER))
-    assert viewer.get("/organization/close/").status_code == 403
-    assert viewer.post("/organization/close/withdraw/").status_code == 403
     assert b"closes on" in viewer.get("/wallet/").content
     assert b"Keep the organization" in owner_page.get("/organization/close/").content
     owner_page.post("/organization/close/withdraw/")

@@ -1,6 +1,5 @@
 """The job page's forms for name, tags, notes and retention, and the search of the list."""
 
-import re
 from datetime import timedelta
 
 from django.urls import reverse
@@ -20,24 +19,24 @@ def test_the_page_shows_and_changes_the_details(customer, owner_page):
     owner_page.post(url, {"keep_until": day})
     job.refresh_from_db()
     assert (job.name, job.tags, timezone.localtime(job.keep_until).date().isoformat()) == ("New", ["two", "three"], day)
-    html = owner_page.get(reverse("job_tab", args=[job.pk, "configuration"])).content.decode()
+    html = owner_page.get(reverse("job_tab", args=[job.pk, "configuration"])).text
     assert "&lt;/textarea&gt;&lt;b&gt;" in html
     assert f'value="{day}"' in html
     assert "then deleted" in html
     assert "will be deleted on" not in html
     # The page warns in the last days only.
     owner_page.post(url, {"keep_until": (timezone.now() + 3 * DAY).date().isoformat()})
-    assert "will be deleted on" in owner_page.get(reverse("job_detail", args=[job.pk])).content.decode()
-    assert "Enter a date" in owner_page.post(url, {"keep_until": "9999-99-99"}, follow=True).content.decode()
+    assert "will be deleted on" in owner_page.get(reverse("job_detail", args=[job.pk])).text
+    assert "Enter a date" in owner_page.post(url, {"keep_until": "9999-99-99"}, follow=True).text
     for query, is_found in (({"tag": "two"}, True), ({"q": "ne", "state": "succeeded"}, True), ({"tag": "one"}, False)):
-        rows = owner_page.get(reverse("job_list"), query, headers={"HX-Request": "true"}).content.decode()
+        rows = owner_page.get(reverse("job_list"), query, headers={"HX-Request": "true"}).text
         assert (f"#{job.pk} New" in rows) is is_found
 
 
 def test_the_configuration_is_shown_without_the_environment_of_a_removed_cluster(customer, owner_page):
     job = customer.ended_with_log(name="Moved")
     NodeSpec.objects.update(cluster="removed")
-    assert "Moved" in owner_page.get(reverse("job_tab", args=[job.pk, "configuration"])).content.decode()
+    assert "Moved" in owner_page.get(reverse("job_tab", args=[job.pk, "configuration"])).text
 
 
 def test_the_configuration_shows_a_script_of_any_bytes_and_its_changes(customer, owner_page):
@@ -48,7 +47,7 @@ def test_the_configuration_shows_a_script_of_any_bytes_and_its_changes(customer,
     customer.write("train.py", "print('<i>')")
     url = reverse("job_configuration", args=[job.pk])
     for place in (url, reverse("job_tab", args=[job.pk, "configuration"])):
-        html = owner_page.get(place).content.decode()
+        html = owner_page.get(place).text
         for words in (
             "-print(&#x27;&lt;b&gt;&#x27;)",
             "+print(&#x27;&lt;i&gt;&#x27;)",
@@ -56,25 +55,3 @@ def test_the_configuration_shows_a_script_of_any_bytes_and_its_changes(customer,
         ):
             assert words in html
         assert "<b>" not in html
-
-
-def test_a_rerun_says_what_changed_and_an_exact_one_keeps_the_script(customer, owner_page):
-    customer.write("train.py", "print('old')\n")
-    job = customer.job()
-    customer.write("train.py", "print('new')\n")
-    new = reverse("training_new")
-    latest = owner_page.get(new, {"rerun": job.pk}).content.decode()
-    assert "The script train.py has changed." in latest
-    assert "<fieldset disabled>" not in latest
-    exact = owner_page.get(new, {"rerun": job.pk, "exact": "1"}).content.decode()
-    assert "<fieldset disabled>" in exact
-    # A browser leaves out the fields of a disabled fieldset.
-    form = {"rerun_of": job.pk, "exact": "1", "node_spec": "nano", "nodes": "1", "workers_per_node": "1"}
-    card = owner_page.post(reverse("training_quote"), form).content.decode()
-    quote = re.search(r'data-quote="([^"]+)"', card)[1]
-    owner_page.post(reverse("training_order"), {"quote": quote, "idempotency_key": "k"})
-    rerun = Job.objects.latest("pk")
-    # The form chose one node. Everything else is the first job's.
-    assert (rerun.runs_snapshot, rerun.script, rerun.nodes, rerun.epochs) == (True, job.script, 1, job.epochs)
-    page = owner_page.get(reverse("job_configuration", args=[rerun.pk])).content.decode()
-    assert f"train.{job.script.sha256[:12]}.py" in page

@@ -8,13 +8,19 @@ from django.test import Client
 from django.urls import reverse
 
 from billing import invoices
+from console.accounts import service_accounts
 from console.accounts.roles import Capability, Role
+from console.accounts.services import is_active
+from console.notifications.services import create_webhook
+from jobs import results
 from storage import selectors
 from tests.factories.accounts import MembershipFactory
 from tests.factories.notebooks import sell_notebook
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
 
-VIEW, STORE, RUN, PAY = Capability.VIEW, Capability.STORE, Capability.RUN, Capability.PAY
+VIEW, STORE, RUN, PAY, MANAGE = (
+    Capability.VIEW, Capability.STORE, Capability.RUN, Capability.PAY, Capability.MANAGE,
+)  # fmt: skip
 PAGES = {
     VIEW: {
         "overview": [], "activation": [], "dataset_list": [], "dataset_detail": ["digits"], "workspace_list": [],
@@ -27,15 +33,24 @@ PAGES = {
         "workspace_download": ["main", "train.py"],
         "workspace_search": ["main"], "workspace_bin": ["main"], "storage_usage": [], "image_list": [], "status": [],
         "sweep_list": [], "sweep_detail": ["sweep"], "sweep_importance": ["sweep"],
-        "job_list": [], "job_export": [], "job_detail": ["job"], "job_live": ["job"], "wallet": [], "receipt_list": [],
-        "receipt_detail": ["receipt"], "cost_list": [], "cost_export": [], "credit_list": [], "organization": [],
-        "tokens": [],
+        "job_list": [], "job_export": [], "job_detail": ["job"], "job_live": ["job"], "job_tab": ["job", "nodes"],
+        "job_stacks": ["job", 1], "job_configuration": ["job"], "job_files": ["job"], "job_folder": ["job", "outputs"],
+        "job_file": ["job", "outputs/picture"], "job_image": ["job", "outputs/picture"],
+        "wallet": [], "receipt_list": [], "receipt_detail": ["receipt"], "cost_list": [], "cost_export": [],
+        "credit_list": [], "secret_list": [], "registry_list": [], "organization": [], "tokens": [],
     },
     STORE: {"dataset_new": [], "job_publish": ["job"], "workspace_new": [], "image_new": []},
-    RUN: {"training_new": [], "sweep_new": [], "notebook_extend": ["notebook"]},
+    RUN: {
+        "training_new": [], "training_environment": ["quote"], "training_comparison": ["quote"], "sweep_new": [],
+        "notebook_extend": ["notebook"],
+    },
     PAY: {
         "card_list": [], "invoice_list": [], "invoice_detail": ["invoice"], "invoice_csv": ["invoice"],
         "billing_details": [],
+    },
+    MANAGE: {
+        "audit_log": [], "organization_close": [], "organization_service_accounts": [],
+        "organization_service_account": ["robot"], "webhook_list": [], "webhook_detail": ["webhook"],
     },
 }  # fmt: skip
 """The console's pages with their arguments, by what a member needs to open them."""
@@ -56,7 +71,12 @@ ACTIONS = {
     "job_cancel_selected": [], "top_up": [], "card_add": [],
     "card_default": [], "card_remove": [], "automatic_top_up_off": [], "budget_set": [],
     "credit_list": [], "organization_rename": [], "organization_invite": [], "organization_member_role": [1],
-    "organization_member_remove": [1],
+    "organization_member_remove": [1], "invitation_revoke": [1], "organization_shells": [],
+    "organization_second_factor": [], "organization_close": [], "organization_close_withdraw": [],
+    "organization_service_accounts": [], "organization_service_account_state": ["robot"],
+    "organization_service_account_delete": ["robot"], "webhook_list": [], "webhook_delete": ["webhook"],
+    "webhook_send_again": ["webhook", 1], "secret_list": [], "secret_delete": ["KEY"], "registry_list": [],
+    "registry_delete": ["a.example.com"],
 }  # fmt: skip
 """URL names and arguments of forms that change something."""
 # What the content policy refuses in a page:
@@ -67,24 +87,30 @@ INLINE_STYLE = re.compile(r"<style|<[^>]+\sstyle\s*=", re.IGNORECASE)
 
 @pytest.fixture
 def address(customer, completed_job, sweeper):
-    """`address(name, arguments)` is a page's path; "job", "receipt", "sweep" and the like stand for their ids."""
+    """`address(name, arguments)` is a page's path; "job", "receipt", "webhook" and the like stand for their ids."""
     version = DatasetVersionFactory(
         dataset=DatasetFactory(organization=completed_job.organization, name="digits"), number=1
     )
     folder = selectors.version_folder(version)
     (folder / "raw").mkdir()
     (folder / "raw" / "a.csv").write_text("x,<b>\n1,2\n")
-    (folder / "picture").write_bytes(b"GIF89a")
+    outputs = customer.backend.output_folder(results.checkpoint_key(completed_job.pk))
+    outputs.mkdir(parents=True, exist_ok=True)
+    for place in (folder, outputs):
+        (place / "picture").write_bytes(b"GIF89a")
     ModelVersionFactory(model__organization=completed_job.organization, model__name="net")
     invoice = invoices.issue(organization=completed_job.organization)
     assert invoice is not None
-    sweep = sweeper.buy()
-    known = {"notebook": sell_notebook(customer).job_id}
-    known |= {
-        "sweep": sweep.pk,
+    webhook, _secret = create_webhook(membership=customer.membership, url="https://hooks.example.com/")
+    known = {
         "job": completed_job.pk,
         "receipt": completed_job.order.hold.receipt.pk,
         "invoice": invoice.pk,
+        "sweep": sweeper.buy().pk,
+        "notebook": sell_notebook(customer).job_id,
+        "quote": customer.quote().pk,
+        "robot": service_accounts.create(actor=customer.membership, name="robot", role="member").pk,
+        "webhook": webhook.pk,
     }
     return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
 
@@ -103,32 +129,37 @@ def test_each_role_opens_the_pages_that_it_may_and_no_other(client, customer, br
                     assert b"".join(answer.streaming_content)
                 else:
                     for refused in (HANDLER, INLINE_SCRIPT, INLINE_STYLE):
-                        assert not refused.search(answer.content.decode()), name
+                        assert not refused.search(answer.text), name
 
 
-def test_objects_of_another_organization_are_not_found(stranger, browser, completed_job, address):
+def test_objects_of_another_organization_are_not_found_and_a_role_changes_only_what_it_may(
+    stranger, browser, completed_job, address
+):
     client = browser(stranger)
     for pages in PAGES.values():
         for name, arguments in pages.items():
             if arguments:
                 assert client.get(address(name, arguments)).status_code == 404, name
-    assert (
-        client.get(reverse("training_new"), {"rerun": completed_job.pk}).status_code == 200
-    )  # it only offers activation
-    for name in ("job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results"):
+    rerun = client.get(reverse("training_new"), {"rerun": completed_job.pk})
+    assert rerun.status_code == 200  # it only offers activation
+    for name in (
+        "job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results", "webhook_delete",
+        "webhook_send_again", "organization_service_account_state", "organization_service_account_delete",
+    ):  # fmt: skip
         assert client.post(address(name, ACTIONS[name])).status_code == 404, name
-
-
-def test_a_role_changes_only_what_it_may(customer, browser, address):
     paying = ("top_up", "card_add", "card_default", "card_remove", "automatic_top_up_off", "budget_set", "credit_list")
-    managing = ("activation_deactivate", "organization_rename", "organization_invite")
+    managing = (
+        "activation_deactivate", "organization_rename", "organization_invite", "invitation_revoke",
+        "organization_shells", "organization_close", "organization_close_withdraw", "organization_service_accounts",
+        "webhook_list", "organization_second_factor",
+    )  # fmt: skip
     refused = {
         Role.VIEWER: ACTIONS,
         Role.MEMBER: (*managing, *paying),
         Role.BILLING: (*managing, "job_cancel", "dataset_delete"),
     }
     for role, names in refused.items():
-        client = browser(MembershipFactory(role=role, organization=customer.organization))
+        client = browser(MembershipFactory(role=role, organization=completed_job.organization))
         for name in names:
             assert client.post(address(name, ACTIONS[name])).status_code == 403, (role, name)
 
@@ -146,6 +177,12 @@ def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization
     for name in ("overview", "wallet", "training_new", "job_list", "dataset_list", "workspace_list", "activation"):
         assert client.get(reverse(name)).status_code == 200, name
     assert b"Activate the service" in client.get(reverse("overview")).content
+    assert b"Accept the terms to activate the service." in client.post(reverse("activation"), {}).content
+    assert not is_active(owner.organization)
+    client.post(reverse("activation"), {"accept_terms": "on"})
+    assert is_active(owner.organization)
+    client.post(reverse("activation_deactivate"))
+    assert not is_active(owner.organization)
     owner.delete()  # the membership: the person has no organization any more
     assert client.get(reverse("overview"))["Location"] == reverse("organization_new")
     client.post(reverse("organization_new"), {"name": "Second try"})
@@ -157,7 +194,7 @@ def test_errors_and_pages_of_the_account_have_the_consoles_frame(client, owner_p
         assert b"This page does not exist" in browser.get("/no/such/page/").content
     assert b"no longer valid" in Client(enforce_csrf_checks=True).post(reverse("account_login"), {}).content
     for name in ("account_login", "account_signup", "account_reset_password"):
-        page = client.get(reverse(name)).content.decode()
+        page = client.get(reverse(name)).text
         assert "Never pay more than your cap" in page, name
         for refused in (HANDLER, INLINE_SCRIPT, INLINE_STYLE):
             assert not refused.search(page), name
@@ -179,7 +216,7 @@ def test_the_content_policy_allows_no_inline_script_or_style_except_in_the_admin
 
 def test_cached_fragments_differ_by_page_role_and_language(customer, browser):
     def sidebar(client, name):
-        page = client.get(reverse(name)).content.decode()
+        page = client.get(reverse(name)).text
         return page[page.index('id="sidebar-menu"') : page.index("</aside>")]
 
     def current(text):
@@ -194,6 +231,6 @@ def test_cached_fragments_differ_by_page_role_and_language(customer, browser):
     path = reverse("job_detail", args=[customer.job().pk])
     english = ("Jobs", "Email addresses", "Keep it", "Dark</button>", "Logs</", "Metrics</")
     for language, expected in (("en", True), ("zh-hans", False), ("en", True)):
-        page = owner.get(path, headers={"accept-language": language}).content.decode()
+        page = owner.get(path, headers={"accept-language": language}).text
         assert [words in page for words in english] == [expected] * len(english)
         assert f'class="dropdown-item active" name="language" value="{language}"' in page
