@@ -16,10 +16,10 @@ import signal
 import socket
 import stat
 import sys
-from typing import Iterator, List, Optional, cast
+from typing import Iterator, List, Optional, Tuple, cast
 
 from .agent import Agent
-from .protocol import Link, make_undumpable
+from .protocol import Link, Message, make_undumpable
 from .topology import LaunchPlan, Plan, find_imports, local_rank_flag
 from .variables import need_cold_start
 from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python_path
@@ -42,7 +42,7 @@ def main(arguments: List[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     supervisor_socket = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(supervisor_socket)
-    launch_plan = _read_launch_plan(supervisor)
+    launch_plan, early_messages = _read_launch_plan(supervisor)
     os.umask(launch_plan.get("umask", 0o022))
     listener_fd = launch_plan.get("listener")
     warm_fd = launch_plan.get("warm")
@@ -66,14 +66,19 @@ def main(arguments: List[str]) -> int:
         *import_folders(sources, script_folder, plan.workspace),
         *python_path(launch_plan["environment"]),
     ]
-    return Agent(plan, launch_plan, supervisor, warm_ranks).run(listener_fd)
+    return Agent(plan, launch_plan, supervisor, warm_ranks).run(listener_fd, early_messages)
 
 
-def _read_launch_plan(supervisor: Link) -> LaunchPlan:
-    """Wait for the supervisor's first message, the launch plan. Raises ConnectionLost."""
-    while True:
-        for message in supervisor.receive():
-            return cast("LaunchPlan", message)
+def _read_launch_plan(supervisor: Link) -> Tuple[LaunchPlan, List[Message]]:
+    """Wait for the supervisor's first message, the launch plan. Return it, and the messages that came with it.
+
+    While this interpreter started, the supervisor may have sent more, such as a new address of the hub. Raises
+    ConnectionLost.
+    """
+    messages: List[Message] = []
+    while not messages:
+        messages = supervisor.receive()
+    return cast("LaunchPlan", messages[0]), messages[1:]
 
 
 def _raise_oom_score() -> None:

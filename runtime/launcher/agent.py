@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from selectors import EVENT_READ, PollSelector
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 from .elastic import node_list
 from .processes import Exit, reap
@@ -92,11 +92,12 @@ class Agent:
     def _is_hub(self) -> bool:
         return not self._plan.node
 
-    def run(self, listener: Optional[int]) -> int:
+    def run(self, listener: Optional[int], early_messages: Iterable[Message] = ()) -> int:
         """Run the node to its last rank's end; return its exit code.
 
         `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes. If the hub has
         none, because it could not be opened, a run of several nodes fails after the time that they have to meet.
+        `early_messages` are the supervisor's messages that came together with the launch plan.
         """
         self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
         self._catch_sigchld()
@@ -107,6 +108,8 @@ class Agent:
         elif not self._is_hub:
             self._peers.join(self._hub_address)
         self._give_up_at = time.monotonic() + self._start_seconds
+        for message in early_messages:
+            self._handle_message(message)
         while not self._is_over():
             if self._is_hub and not self._rounds.has_started and not self._is_ending and self._peers.is_complete:
                 self._rounds.begin_round()
@@ -230,7 +233,6 @@ class Agent:
     # Messages
 
     def _handle_supervisor(self) -> None:
-        """Handle the supervisor's messages, which `protocol` lists."""
         try:
             messages = self._supervisor.receive()
         except ConnectionLost:
@@ -238,23 +240,27 @@ class Agent:
             # also ends the sandbox.
             os._exit(1)
         for message in messages:
-            kind = message.get("type")
-            if kind == "end":
-                self._is_ending = True
-                # Not `terminate`, which kills soon after: here the supervisor kills at the end of the grace period.
-                self._worker_group.signal(signal.SIGTERM)
-            elif kind == "output":
-                self._ensure_node_watch().note_output()
-            elif kind == "cpu_use":
-                if message["is_working"]:
-                    self._ensure_node_watch().note_cpu_work()
-                self._ensure_node_watch().add_cpu_seconds(float(message["seconds"]))
-            elif kind == "hub_address":
-                self._peers.join((str(message["address"]), self._hub_address[1]))
-            elif kind == "abort":
-                self._peers.send({"type": "abort", "cause": message.get("cause")})
-                self._report({"type": "ended"})
-                self._end_ranks()
+            self._handle_message(message)
+
+    def _handle_message(self, message: Message) -> None:
+        """Handle a message of the supervisor; `protocol` lists them."""
+        kind = message.get("type")
+        if kind == "end":
+            self._is_ending = True
+            # Not `terminate`, which kills soon after: here the supervisor kills at the end of the grace period.
+            self._worker_group.signal(signal.SIGTERM)
+        elif kind == "output":
+            self._ensure_node_watch().note_output()
+        elif kind == "cpu_use":
+            if message["is_working"]:
+                self._ensure_node_watch().note_cpu_work()
+            self._ensure_node_watch().add_cpu_seconds(float(message["seconds"]))
+        elif kind == "hub_address":
+            self._peers.join((str(message["address"]), self._hub_address[1]))
+        elif kind == "abort":
+            self._peers.send({"type": "abort", "cause": message.get("cause")})
+            self._report({"type": "ended"})
+            self._end_ranks()
 
     def _handle_peers(self, source: Any) -> None:
         """Handle the other launchers' messages; None as the source handles the timers of the connections.
