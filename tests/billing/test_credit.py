@@ -55,16 +55,6 @@ def test_the_lot_that_expires_first_is_spent_first_and_paid_in_money_last(accoun
     assert balances(account) == (880, 0, 880)
 
 
-def test_credit_reserved_for_another_run_is_left_alone(account):
-    lot = give(account, 100)
-    first, second = buy(account, 80), buy(account, 80)
-    assert used_reserved_expired(lot) == [(0, 100, 0)]
-    settle(second, 80)
-    assert used_reserved_expired(lot) == [(20, 80, 0)]
-    settle(first, 10)
-    assert used_reserved_expired(lot) == [(30, 0, 0)]
-
-
 class TestExpired:
     def test_credit_reserved_by_an_open_hold_stays_valid_for_it(self, account):
         lot = give(account, 100, days=1)
@@ -108,21 +98,17 @@ def test_the_database_refuses_to_use_a_lot_twice(account):
 
 
 @pytest.mark.django_db(transaction=True)
-class TestAtOnce:
-    def test_runs_that_end_use_a_lot_once(self, account):
-        lot = give(account, 100)
-        holds = [buy(account, 60) for _ in range(4)]
-        assert not raised(together(*[lambda hold=hold: settle(hold, 60) for hold in holds]))
-        assert used_reserved_expired(lot) == [(100, 0, 0)]
-        assert balances(account) == (1100 - 240, 0, 1100 - 240)
-        assert sum(credit.used_by_hold([hold.pk for hold in holds]).values()) == 100
-
-    def test_a_grant_that_is_repeated_is_posted_once(self, account):
-        key, clerk = uuid.uuid4(), UserFactory()
-        lot = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
-        outcomes = together(*[lambda: credit.grant(credit_grant=lot(), user=clerk, account=account)] * 5)
-        assert {each.pk for each in outcomes} == {key}
-        assert balances(account) == (1100, 100, 1000)
+def test_a_grant_repeated_at_once_is_posted_once_and_runs_that_end_at_once_use_it_once(account):
+    key, clerk = uuid.uuid4(), UserFactory()
+    lot = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
+    grants = together(*[lambda: credit.grant(credit_grant=lot(), user=clerk, account=account)] * 5)
+    assert {each.pk for each in grants} == {key}
+    assert balances(account) == (1100, 100, 1000)
+    holds = [buy(account, 60) for _ in range(4)]
+    assert not raised(together(*[lambda hold=hold: settle(hold, 60) for hold in holds]))
+    assert used_reserved_expired(lot()) == [(100, 0, 0)]
+    assert balances(account) == (1100 - 240, 0, 1100 - 240)
+    assert sum(credit.used_by_hold([hold.pk for hold in holds]).values()) == 100
 
 
 # Vouchers

@@ -69,37 +69,27 @@ class TestPost:
         assert balance(account) == (1000, 0)
         assert not Transaction.objects.filter(reference="sale:1").exists()
 
-    def test_refuses_to_spend_held_money_and_leaves_the_callers_transaction_usable(self):
-        account = wallet(balance_minor=1000)
-        ledger.hold(account=account, amount_minor=800)
+
+def test_held_money_is_not_spent_or_held_again_and_the_callers_transaction_stays_usable():
+    account = wallet(balance_minor=1000)
+    ledger.hold(account=account, amount_minor=800)
+    for spend in (
+        lambda: post("sale:1", (account, -300), (revenue(), 300)),
+        lambda: ledger.hold(account=account, amount_minor=300),
+    ):
         with pytest.raises(InsufficientFunds) as caught:
-            post("sale:1", (account, -300), (revenue(), 300))
+            spend()
         error = caught.value
         assert (error.available_minor, error.needed_minor, error.missing_minor) == (200, 300, 100)
         assert str(error.message) == "Your wallet has $2.00 available, but this needs $3.00. Top up by at least $1.00."
         assert balance(account) == (1000, 800)
-        assert post("sale:2", (account, -200), (revenue(), 200))
-        assert not Transaction.objects.filter(reference="sale:1").exists()
-
-
-def test_a_hold_is_limited_to_what_is_available_in_a_wallet():
-    account = wallet(balance_minor=1000)
-    ledger.hold(account=account, amount_minor=1000)
-    with pytest.raises(InsufficientFunds) as caught:
-        ledger.hold(account=account, amount_minor=1)
-    assert (caught.value.available_minor, caught.value.missing_minor) == (0, 1)
-    ledger.unhold(account=account, amount_minor=1000)
-    assert balance(account) == (1000, 0)
-    post("sale:1", (account, -300), (revenue(), 300))
-    with pytest.raises(InsufficientFunds):
+    assert not Transaction.objects.filter(reference="sale:1").exists()
+    ledger.hold(account=account, amount_minor=100)
+    assert post("sale:2", (account, -100), (revenue(), 100))
+    with pytest.raises(InsufficientFunds):  # only a wallet has holds
         ledger.hold(account=revenue(), amount_minor=1)
-
-
-def test_an_organization_has_one_wallet_and_a_kind_and_currency_one_platform_account():
-    organization = OrganizationFactory()
-    first = ledger.wallet_account(organization_id=organization.pk, currency="USD")
-    assert ledger.wallet_account(organization_id=organization.pk, currency="EUR") == first
-    assert revenue() == revenue() != revenue("JPY")
+    ledger.unhold(account=account, amount_minor=900)
+    assert balance(account) == (900, 0)
 
 
 class TestDatabase:
@@ -196,11 +186,11 @@ class TestAtOnce:
         assert balance(first) == balance(second) == (10_000, 0)
         assert balance(platform) == (0, 0)
 
-    def test_the_first_wallet_and_platform_account_are_created_once(self):
+    def test_an_organization_gets_one_wallet_and_a_currency_one_platform_account(self):
         organization = OrganizationFactory()
-        outcomes = together(
-            *[lambda: ledger.wallet_account(organization_id=organization.pk, currency="USD").pk] * 3,
-            *[lambda: revenue().pk] * 3,
-        )
+        wallet_in = lambda currency: ledger.wallet_account(organization_id=organization.pk, currency=currency).pk
+        outcomes = together(*[lambda: wallet_in("USD")] * 3, *[lambda: revenue().pk] * 3)
         assert raised(outcomes) == []
         assert len(set(outcomes)) == 2
+        assert (wallet_in("EUR"), revenue().pk) == (outcomes[0], outcomes[-1])
+        assert revenue("JPY") != revenue()
