@@ -95,38 +95,27 @@ def test_rows_of_money_can_only_be_read(admin, account, provider, rf):
     assert admin.post(address("account", "add"), {}).status_code == 403
 
 
-class TestGrant:
-    def test_moves_money_once(self, admin):
-        organization = OrganizationFactory()
-        (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(self.add)))
-        data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
-        for amount in ("0", "-5", "abc", "1.505", str(10**30)):
-            assert admin.post(self.add, data | {"amount": amount}).status_code == 200  # the form is shown again
-        assert not Transaction.objects.exists()
-        for _ in range(3):  # the administrator clicks more than once
-            assert admin.post(self.add, data).status_code == 302
-        other = admin.post(self.add, data | {"amount": "8"})
-        assert "already submitted with different values" in text(other)
-        grant = CreditGrant.objects.get()
-        assert grant.granted_by == admin.user
-        assert_locked(admin, grant, **data | {"amount": "9"})
-        assert admin.get(address("creditgrant", "changelist")).status_code == 200
-        assert Account.objects.get(organization=organization).posted_minor == 700
-        assert Transaction.objects.get().reference == f"grant:{grant.pk}"
-
-    @property
-    def add(self):
-        return address("creditgrant", "add")
+def test_a_grant_moves_money_once(admin):
+    organization, add = OrganizationFactory(), address("creditgrant", "add")
+    (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(add)))
+    data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
+    for amount in ("0", "-5", "abc", "1.505", str(10**30)):
+        assert admin.post(add, data | {"amount": amount}).status_code == 200  # the form is shown again
+    assert not Transaction.objects.exists()
+    for _ in range(3):  # the administrator clicks more than once
+        assert admin.post(add, data).status_code == 302
+    assert "already submitted with different values" in text(admin.post(add, data | {"amount": "8"}))
+    grant = CreditGrant.objects.get()
+    assert grant.granted_by == admin.user
+    assert_locked(admin, grant, **data | {"amount": "9"})
+    assert Account.objects.get(organization=organization).posted_minor == 700
+    assert Transaction.objects.get().reference == f"grant:{grant.pk}"
 
 
 class TestPriceBook:
     @pytest.fixture
-    def published(self, db):
-        return book()
-
-    @pytest.fixture
-    def draft(self, published):
-        return pricebooks.copy(book=published)
+    def draft(self, db):
+        return pricebooks.copy(book=book())
 
     def form(self, admin, draft):
         """Return the address of the draft's page, its form, and the name of the hourly price's field."""
@@ -152,21 +141,18 @@ class TestPriceBook:
         act(admin, "pricebook", "copy", draft)
         assert pricebooks.price_rows(PriceBook.objects.get(published_at=None)) == pricebooks.price_rows(draft)
 
-    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True)])  # half of $3.60 is 1.80
-    def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft, hourly, asks):
+    def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft):
         page, form, name = self.form(admin, draft)
-        saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
-        assert ("Large change from the current price" in saved) == asks
+        for hourly, asks in (("1.81", False), ("1.79", True)):  # half of $3.60 is 1.80
+            saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
+            assert ("Large change from the current price" in saved) == asks
         question = act(admin, "pricebook", "publish", draft)
-        draft.refresh_from_db()
-        assert (draft.published_at is None) == asks
-        if asks:
-            assert "$3.60 →" in question
-            draft.prices.update(amount=Decimal(2))  # the question was about another price
-            for answer, is_published in ((question, False), (act(admin, "pricebook", "publish", draft), True)):
-                admin.post(address("pricebook", "changelist"), form_of(answer))
-                draft.refresh_from_db()
-                assert (draft.published_at is not None) == is_published
+        assert "$3.60 →" in question
+        draft.prices.update(amount=Decimal(2))  # the question was about another price
+        for answer, is_published in ((question, False), (act(admin, "pricebook", "publish", draft), True)):
+            admin.post(address("pricebook", "changelist"), form_of(answer))
+            draft.refresh_from_db()
+            assert (draft.published_at is not None) == is_published
 
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
@@ -206,32 +192,27 @@ def test_an_event_that_is_processed_again_credits_once(admin):
     assert (stored.state, balance(top_up)) == (StripeEvent.States.APPLIED, 5000)
 
 
-class TestRefund:
-    @pytest.fixture
-    def form(self, provider):
-        key = str(uuid.uuid4())
-        return {"top_up": paid_top_up(provider).pk, "amount": "20.00", "reason": "Asked for", "key": key}
+def test_a_refund_is_limited_and_made_once_and_retried_if_the_provider_does_not_answer(admin, provider):
+    top_up, key = paid_top_up(provider), str(uuid.uuid4())
 
-    def add(self, admin, form, **changes):
-        return text(admin.post(address("refund", "add"), form | changes, follow=True))
+    def add(**changes):
+        form = {"top_up": top_up.pk, "amount": "20.00", "reason": "Asked for", "key": key} | changes
+        return text(admin.post(address("refund", "add"), form, follow=True))
 
-    def test_is_limited_and_made_once(self, admin, form, provider):
-        assert "at most $50.00" in self.add(admin, form, amount="50.01")
-        assert not Refund.objects.exists()
-        for _ in range(3):
-            self.add(admin, form)
-        refund = Refund.objects.get()
-        assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
-        assert provider.held() == 3000
-        assert "Refund up to $30.00" in text(admin.get(address("topup", "change", form["top_up"])))
-        assert "already submitted with different values" in self.add(admin, form, amount="1")
-        assert_locked(admin, refund)
-        assert Refund.objects.get().amount_minor == 2000
-
-    def test_says_that_it_is_retried_when_the_provider_does_not_answer(self, admin, form, provider):
-        with provider.network_failing():
-            assert "retried every minute" in self.add(admin, form)
-        assert Refund.objects.get().state == Refund.States.CREATED
+    assert "at most $50.00" in add(amount="50.01")
+    assert not Refund.objects.exists()
+    for _ in range(3):
+        add()
+    refund = Refund.objects.get()
+    assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
+    assert provider.held() == 3000
+    assert "Refund up to $30.00" in text(admin.get(address("topup", "change", top_up.pk)))
+    assert "already submitted with different values" in add(amount="1")
+    assert_locked(admin, refund)
+    assert Refund.objects.get().amount_minor == 2000
+    with provider.network_failing():
+        assert "retried every minute" in add(amount="5", key=str(uuid.uuid4()))
+    assert Refund.objects.get(amount_minor=500).state == Refund.States.CREATED
 
 
 class TestWriteOff:

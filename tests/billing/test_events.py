@@ -16,13 +16,8 @@ from tests.factories.billing import TopUpFactory, session_event, wallet
 from tests.provider import DISPUTED, GOOD, apply, receive
 from tests.racing import raised, together
 
-QUARANTINED, APPLIED, IGNORED, PARKED, RECEIVED = (
-    StripeEvent.States.QUARANTINED,
-    StripeEvent.States.APPLIED,
-    StripeEvent.States.IGNORED,
-    StripeEvent.States.PARKED,
-    StripeEvent.States.RECEIVED,
-)
+States = StripeEvent.States
+QUARANTINED, APPLIED, IGNORED, PARKED = States.QUARANTINED, States.APPLIED, States.IGNORED, States.PARKED
 PAID, PAID_LATER, FAILED_LATER, EXPIRED = (
     {"kind": "checkout.session.completed"},
     {"kind": "checkout.session.async_payment_succeeded"},
@@ -122,7 +117,7 @@ class TestOutOfOrder:
             assert balance(top_up) == 0
             assert Transaction.objects.count() == 2  # the payment and its withdrawal
 
-    def test_an_object_that_belongs_to_no_top_up_is_parked_then_quarantined(self, provider):
+    def test_an_object_of_no_top_up_is_parked_then_quarantined_and_an_unknown_one_at_once(self, provider):
         customer = provider.ask("POST", "customers", name="Somebody")["id"]
         intent = provider.ask(
             "POST", "payment_intents", amount=700, currency="usd", customer=customer, payment_method="tok_visa",
@@ -137,8 +132,6 @@ class TestOutOfOrder:
         events.apply(event_pk=row.pk)
         row.refresh_from_db()
         assert row.state == QUARANTINED
-
-    def test_an_object_the_provider_does_not_know_is_quarantined(self, provider):
         forged = {"id": "evt_1", "type": "refund.created", "livemode": False}
         row = apply(forged | {"data": {"object": {"id": "re_unknown", "object": "refund"}}})
         assert row.state == QUARANTINED
@@ -196,21 +189,18 @@ class TestBrokenEvents:
         assert not Transaction.objects.exists()
 
 
-class TestFetch:
-    def test_stores_and_applies_what_never_came(self, provider):
-        top_ups = [paid_page(provider) for _ in range(3)]
-        apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
-        assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
-        assert events.fetch_undelivered() == 0
-        events.apply_waiting()
-        top_ups.append(paid_page(provider))
+def test_events_that_never_came_are_fetched_by_the_next_task_when_the_provider_answers(provider, caplog):
+    top_ups = [paid_page(provider) for _ in range(3)]
+    apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
+    with provider.network_failing():
         tasks.fetch_events()
-        assert [balance(top_up) for top_up in top_ups] == [5000] * 4
-
-    def test_is_repeated_by_the_next_task_when_the_provider_does_not_answer(self, provider, caplog):
-        with provider.network_failing():
-            tasks.fetch_events()
-        assert "did not answer" in caplog.text
+    assert "did not answer" in caplog.text
+    assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
+    assert events.fetch_undelivered() == 0
+    events.apply_waiting()
+    top_ups.append(paid_page(provider))
+    tasks.fetch_events()
+    assert [balance(top_up) for top_up in top_ups] == [5000] * 4
 
 
 def test_an_event_that_another_worker_closed_meanwhile_is_left_alone(monkeypatch):
