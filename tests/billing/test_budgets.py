@@ -18,17 +18,10 @@ from console.accounts.roles import Role
 from console.core.errors import InvalidInput
 from tests.billing.runs import buy, settle
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import book, quote, wallet
+from tests.factories.billing import quote, wallet
 from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def account(owner: Membership) -> Account:
-    """The owner's wallet with 10,000."""
-    book()
-    return wallet(owner.organization, balance_minor=10_000)
 
 
 def set_budget(owner: Membership, amount: int | None, member: Membership | None = None) -> Budget | None:

@@ -14,16 +14,9 @@ from billing.models import InvoiceMail
 from console.accounts.roles import Role
 from tests.billing.runs import run
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import book, wallet
 from tests.racing import together
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def account(owner):
-    book()
-    return wallet(owner.organization, balance_minor=10_000)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from billing.models import Account, CreditGrant, Entry, Quote
 from billing.quotes import make_extension_quote
 from console.observability import heartbeats
 from tests.billing.runs import buy, check_constraints, give
-from tests.factories.billing import book, quote, wallet
+from tests.factories.billing import quote
 
 pytestmark = pytest.mark.django_db
 CORRECT = {"transactions": 0, "balances": 0, "holds": 0}
@@ -33,9 +33,7 @@ def test_move_money_and_write_invoices_call_their_services(monkeypatch):
     assert called == [name for _module, name in services]
 
 
-def test_expire_quotes_deletes_old_ones_that_nobody_bought():
-    book()
-    account = wallet(balance_minor=1000)
+def test_expire_quotes_deletes_old_ones_that_nobody_bought(account):
     fresh, _stale, bought = (quote(account) for _ in range(3))
     hold = charges.hold(quote=bought, reference="order:1")
     user = bought.created_by
@@ -47,17 +45,15 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought():
     assert set(Quote.objects.all()) == {fresh, bought, longer}
 
 
-def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(owner):
-    book()
-    ours = wallet(owner.organization, balance_minor=1000)
-    give(ours, 50, days=1)
+def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(owner, account):
+    give(account, 50, days=1)
     CreditGrant.objects.update(expires_at=timezone.now())
     budgets.set_budget(membership=owner, user=None, amount_minor=100)
-    buy(ours, 60, member=owner)
+    buy(account, 60, member=owner)
     for _ in range(2):
         tasks.watch_money()
-    ours.refresh_from_db()
-    assert ours.posted_minor == 1000
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000
     assert len(mail.outbox) == 1
 
 
