@@ -31,6 +31,7 @@ from console.accounts.models import Membership
 from console.core import enqueue
 from jobs import activation, catalogue, clusters, dispatch, lifecycle, orders, reconciliation
 from jobs.errors import AlreadyEnded, StaleTransition
+from jobs.lifecycle import MAX_PLATFORM_FAULTS
 from jobs.models import Attempt, Job, Order, Sweep
 from jobs.states import BILLED, EndReason, JobState
 from jobs.sweeps import progress
@@ -38,9 +39,10 @@ from jobs.sweeps.purchase import stop_sweep
 from runtime.specs import Outcome, RunPhase
 from storage.models import Workspace
 from storage.selectors import workspace_folder
-from tests.books import BROKEN_ORDERS, broken
+from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
 from tests.crashes import crash_at
 from tests.factories.accounts import MembershipFactory
+from tests.factories.jobs import Customer, start
 from tests.fakes import FakeBackend
 from tests.payers import PROVIDERS, WRONG, Payers
 from tests.provider import GOOD
@@ -420,3 +422,20 @@ def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config)
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.django_db
+def test_a_job_that_ends_by_a_platform_fault_is_charged_for_an_earlier_attempt(customer: Customer) -> None:
+    """The rules of `tests.books` allow this, which only looks like a fault."""
+    began = time.time() - 1000
+    attempt = customer.started(at=began, retries=1, retry_backoff_seconds=0)
+    customer.end(attempt, Outcome.CODE_FAILED, at=began + 100)
+    for _fault in range(MAX_PLATFORM_FAULTS):
+        job = Job.objects.get(pk=attempt.job_id)
+        start(job)
+        attempt = job.attempts.latest("number")
+        customer.backend.start(attempt.run_name, at=began + 200)
+        job = customer.end(attempt, Outcome.NODE_LOST, at=began + 300)
+    assert job.reason == "node_lost"
+    assert job.order.hold.metered_minor > 0
+    assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}

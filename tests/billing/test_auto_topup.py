@@ -101,9 +101,7 @@ class TestPeriodicTask:
         assert (row.state, row.failure) == (TopUp.States.FAILED, "unanswered")
 
 
-def test_a_failure_is_mailed_and_retried_forgotten_after_a_payment_and_switches_it_off_after_the_third(
-    provider, top_up
-):
+def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third_switches_it_off(provider, top_up):
     page = customers.create_card_page(account=top_up.account, email="a@example.com")
     provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
     provider.deliver()

@@ -11,8 +11,8 @@ from django.utils import timezone
 from billing import ledger, payment_emails, receivables, refunds
 from billing.models import AutoTopUp, Dispute, DisputeMovement, StripeEvent
 from billing.sandbox import intents
-from tests.billing.paying import balance, both_sides_agree, cleared, dispute_of, end_dispute, reopen_dispute
-from tests.books import BROKEN_BOOKS, broken
+from tests.billing.paying import balance, both_sides_agree, dispute_of, end_dispute, reopen_dispute
+from tests.books import BROKEN_BOOKS, broken, cleared
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import DISPUTED

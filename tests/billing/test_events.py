@@ -7,13 +7,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import events, payments, tasks
+from billing import events, tasks
 from billing.models import StripeEvent, TopUp, Transaction
 from console.notifications.models import Notification
 from tests.billing.paying import balance
-from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import TopUpFactory, session_event, wallet
-from tests.provider import DISPUTED, GOOD, apply, receive
+from tests.factories.billing import TopUpFactory, paid_top_up, session_event
+from tests.provider import DISPUTED, apply, receive
 from tests.racing import raised, together
 
 States = StripeEvent.States
@@ -27,15 +26,6 @@ PAID, PAID_LATER, FAILED_LATER, EXPIRED = (
 UNPAID = PAID | {"payment_status": "unpaid"}
 """The page was completed, but its payment takes days."""
 pytestmark = pytest.mark.django_db
-
-
-def paid_page(provider, card=GOOD):
-    """Pay the page of a top-up; its events are not delivered."""
-    member = MembershipFactory()
-    account = wallet(member.organization)
-    top_up = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
-    provider.pay(top_up.session_id, card)
-    return top_up
 
 
 class TestApply:
@@ -110,7 +100,7 @@ def test_deliveries_at_once_of_one_event_and_several_events_of_one_payment_credi
 
 class TestOutOfOrder:
     def test_a_dispute_before_its_payment_fetches_the_payment(self, provider):
-        top_up = paid_page(provider, DISPUTED)
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         by_type = {event["type"]: event for event in provider.fresh()}
         for kind in ("charge.dispute.created", "checkout.session.completed", "charge.dispute.funds_withdrawn"):
             assert apply(by_type[kind]).state == APPLIED
@@ -138,7 +128,7 @@ class TestOutOfOrder:
         assert "does not know this object" in row.reason
 
     def test_an_event_waits_longer_and_longer_while_the_provider_does_not_answer(self, provider):
-        paid_page(provider, DISPUTED)
+        paid_top_up(provider, card=DISPUTED, deliver=False)
         row = receive(next(event for event in provider.fresh() if event["type"] == "charge.dispute.created"))
         waits = []
         with provider.network_failing():
@@ -161,7 +151,7 @@ class TestBrokenEvents:
         self, provider, odd
     ):
         """A payer typed it at the provider's page: the payment is credited all the same."""
-        top_up = paid_page(provider)
+        top_up = paid_top_up(provider, deliver=False)
         session = provider.sandbox.account.store.get("checkout.session", top_up.session_id)
         details = {"customer_details": {"name": odd, odd: [odd]}}
         session |= details
@@ -190,7 +180,7 @@ class TestBrokenEvents:
 
 
 def test_events_that_never_came_are_fetched_by_the_next_task_when_the_provider_answers(provider, caplog):
-    top_ups = [paid_page(provider) for _ in range(3)]
+    top_ups = [paid_top_up(provider, deliver=False) for _ in range(3)]
     apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
     with provider.network_failing():
         tasks.fetch_events()
@@ -198,7 +188,7 @@ def test_events_that_never_came_are_fetched_by_the_next_task_when_the_provider_a
     assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
     assert events.fetch_undelivered() == 0
     events.apply_waiting()
-    top_ups.append(paid_page(provider))
+    top_ups.append(paid_top_up(provider, deliver=False))
     tasks.fetch_events()
     assert [balance(top_up) for top_up in top_ups] == [5000] * 4
 

@@ -124,20 +124,6 @@ class TestIssueDue:
 
 
 class TestTax:
-    @pytest.mark.parametrize(
-        ("inclusive", "expected", "wallet_left", "revenue"),
-        # Prices of 1190 include 190 of tax, or 226 (19 %) are added to them. The wallet had 10,000.
-        [(True, (1190, 0, 190, 1190), 8810, 1000), (False, (1190, 0, 226, 1416), 8584, 1190)],
-    )
-    def test_is_included_in_prices_or_added_to_them(self, account, inclusive, expected, wallet_left, revenue):
-        BillingPolicy.objects.create(tax_percent=Decimal(19), tax_inclusive=inclusive)
-        run(account, 1190)
-        invoice = issue(account)
-        assert figures(invoice) == expected
-        account.refresh_from_db()
-        assert account.posted_minor == wallet_left
-        assert (posted(Account.Kinds.REVENUE), posted(Account.Kinds.TAX)) == (revenue, expected[2])
-
     def test_on_top_that_the_wallet_does_not_hold_is_owed(self, account):
         BillingPolicy.objects.create(tax_percent=Decimal(10), tax_inclusive=False)
         run(account, 9950)

@@ -37,7 +37,7 @@ def new_quote(account, *, spec="small", **changes):
     return quotes.make_quote(**fields | changes)
 
 
-def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
+def test_a_quote_keeps_its_figures_and_is_valid_until_it_expires(account, settings):
     quote = new_quote(account)
     book(hourly="720")
     quote.refresh_from_db()
@@ -51,10 +51,6 @@ def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
         timedelta(seconds=settings.QUOTE_TTL_SECONDS), abs=timedelta(seconds=5)
     )
     assert new_quote(account).ceiling_minor == 720
-
-
-def test_a_quote_expires_but_survives_its_node_spec(account):
-    quote = new_quote(account)
     NodeSpec.objects.update(is_active=False)
     quotes.require_valid(Quote.objects.get(pk=quote.pk))
     Quote.objects.filter(pk=quote.pk).update(expires_at=timezone.now())

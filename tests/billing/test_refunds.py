@@ -12,8 +12,8 @@ from billing import auto_topup, events, ledger, receivables
 from billing import refunds as billing_refunds
 from billing.errors import RefundRefused
 from billing.models import AutoTopUp, Refund, StripeEvent, TopUp
-from tests.billing.paying import balance, both_sides_agree, cleared, forget_idempotency_keys
-from tests.books import BROKEN_BOOKS, broken
+from tests.billing.paying import balance, both_sides_agree, forget_idempotency_keys
+from tests.books import BROKEN_BOOKS, broken, cleared
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import REFUND_FAILS

@@ -57,32 +57,22 @@ def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(owner, acc
     assert len(mail.outbox) == 1
 
 
-class TestCheckBooks:
-    @pytest.fixture(autouse=True)
-    def _held(self, account):
-        buy(account, 100)
-
-    def test_finds_nothing_wrong_and_reports_it(self, embedded):
-        heartbeats._next_at.clear()  # else a heartbeat of the last second, of another test, forbids this one
-        tasks.check_ledger()
-        # The check of the ledger is one for all clusters, so the `part` of its heartbeat is "".
-        assert heartbeats.latest(heartbeats.recent(), heartbeats.LEDGER)[""].details == {"wrong": CORRECT}
-
-    @pytest.mark.parametrize(
-        ("change", "wrong"),
-        [({"posted_minor": F("posted_minor") + 1}, "balances"), ({"held_minor": F("held_minor") - 1}, "holds")],
-    )
-    def test_finds_a_wrong_account(self, account, caplog, change, wrong):
-        Account.objects.filter(pk=account.pk).update(**change)
-        assert reconciliation.check_ledger() == CORRECT | {wrong: 1}
-        assert "The ledger is inconsistent" in caplog.text
-
-    def test_finds_a_transaction_that_does_not_sum_to_zero(self, account):
-        check_constraints()
-        with connection.cursor() as cursor:
-            cursor.execute("SET LOCAL session_replication_role = replica")  # no trigger fires
-            entry = Entry.objects.filter(account=account).latest("id")
-            Entry.objects.create(transaction=entry.transaction, account=account, amount_minor=5)
-            cursor.execute("SET LOCAL session_replication_role = origin")
-        Account.objects.filter(pk=account.pk).update(posted_minor=F("posted_minor") + 5)
-        assert reconciliation.check_ledger() == CORRECT | {"transactions": 1}
+def test_check_ledger_reports_each_kind_of_inconsistency(account, embedded, caplog):
+    buy(account, 100)
+    heartbeats._next_at.clear()  # else a heartbeat of the last second, of another test, forbids this one
+    tasks.check_ledger()
+    # The check of the ledger is one for all clusters, so the `part` of its heartbeat is "".
+    assert heartbeats.latest(heartbeats.recent(), heartbeats.LEDGER)[""].details == {"wrong": CORRECT}
+    rows = Account.objects.filter(pk=account.pk)
+    rows.update(posted_minor=F("posted_minor") + 5)
+    assert reconciliation.check_ledger() == CORRECT | {"balances": 1}
+    assert "The ledger is inconsistent" in caplog.text
+    rows.update(held_minor=F("held_minor") - 1)
+    assert reconciliation.check_ledger() == CORRECT | {"balances": 1, "holds": 1}
+    check_constraints()
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")  # no trigger fires
+        entry = Entry.objects.filter(account=account).latest("id")
+        Entry.objects.create(transaction=entry.transaction, account=account, amount_minor=5)  # the balance fits again
+        cursor.execute("SET LOCAL session_replication_role = origin")
+    assert reconciliation.check_ledger() == CORRECT | {"transactions": 1, "holds": 1}
