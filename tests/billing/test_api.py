@@ -9,15 +9,9 @@ import pytest
 from billing import charges, pricebooks
 from billing.models import NodeSpec, PriceBook, TopUp
 from billing.pricing import Usage
-from tests.factories.billing import NodeSpecFactory, PriceFactory, TopUpFactory, book, quote, wallet
+from tests.factories.billing import NodeSpecFactory, PriceFactory, TopUpFactory, quote, wallet
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def account(owner):
-    book()
-    return wallet(owner.organization, balance_minor=1000)
 
 
 def test_there_is_no_wallet_before_the_service_is_active(api, owner):
@@ -42,7 +36,7 @@ def test_a_top_up_has_limits_opens_a_page_and_is_listed(api, owner, account, pro
     assert top_up.checkout_url.startswith("https://pay.example/pay/cs_test_")
     assert (body["amount_minor"], body["currency"], body["paid_at"]) == (5000, "USD", None)
     assert api(owner).get("/api/v1/wallet/top-ups/").json()["results"] == [body]
-    assert api(owner).get("/api/v1/wallet/").json()["posted_minor"] == 1000
+    assert api(owner).get("/api/v1/wallet/").json()["posted_minor"] == 10_000
 
 
 def test_the_wallet_holds_receipts_and_top_ups_are_the_organizations_own(api, owner, account, stranger):
@@ -53,7 +47,7 @@ def test_the_wallet_holds_receipts_and_top_ups_are_the_organizations_own(api, ow
     ours, theirs = api(owner), api(stranger)
     hold = charges.hold(quote=quote(account, member=owner), reference="order:1")
     assert ours.get("/api/v1/wallet/").json() == {
-        "currency": "USD", "posted_minor": 1000, "held_minor": 360, "available_minor": 640, "credit_minor": 0,
+        "currency": "USD", "posted_minor": 10_000, "held_minor": 360, "available_minor": 9640, "credit_minor": 0,
     }  # fmt: skip
     TopUpFactory(account=account)
     charges.meter(hold=hold, billable_seconds=50)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.utils import timezone
@@ -169,11 +170,7 @@ class TestBrokenEvents:
 
     def test_a_failure_after_the_money_moved_is_rolled_back(self, monkeypatch):
         top_up = TopUpFactory()
-
-        def fail(*_arguments, **_options):
-            raise RuntimeError("after the money")
-
-        monkeypatch.setattr(TopUp, "save", fail)
+        monkeypatch.setattr(TopUp, "save", Mock(side_effect=RuntimeError("after the money")))
         assert apply(session_event(top_up)).state == PARKED
         assert balance(top_up) == 0
         assert not Transaction.objects.exists()

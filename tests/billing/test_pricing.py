@@ -127,19 +127,17 @@ def test_a_fixed_price_includes_node_time():
     assert rate(fewer, dataclasses.replace(terms, nodes=2)).total_minor == 8
 
 
-@pytest.mark.parametrize("is_stored_by_an_earlier_version", [False, True])
-def test_a_fixed_price_without_included_time_is_the_price(is_stored_by_an_earlier_version):
+def test_a_fixed_price_without_included_time_is_the_price():
     offered = offer(**FIXED, nodes=4, epochs=10)  # 10 epochs x 4 nodes x 0.8
     assert (offered.ceiling_minor, offered.p50_minor, offered.p90_minor) == (32, 32, 32)
     stored = offered.terms.to_json()
-    if is_stored_by_an_earlier_version:
-        del stored["included_seconds"]
-    terms = Terms.from_json(stored)
-    assert is_stored_by_an_earlier_version or terms == offered.terms
-    for seconds in (1, 600, 10**6):
-        assert rate(Usage(seconds, completed=True), terms).total_minor == 32
-    assert rate(Usage(200, completed=False), terms).total_minor == 18  # 4 x 200 s at 81 an hour
-    assert rate(Usage(10**6, completed=False), terms).total_minor == 32
+    assert Terms.from_json(stored) == offered.terms
+    del stored["included_seconds"]  # as an earlier version stored them
+    for terms in (offered.terms, Terms.from_json(stored)):
+        for seconds in (1, 600, 10**6):
+            assert rate(Usage(seconds, completed=True), terms).total_minor == 32
+        assert rate(Usage(200, completed=False), terms).total_minor == 18  # 4 x 200 s at 81 an hour
+        assert rate(Usage(10**6, completed=False), terms).total_minor == 32
 
 
 # --- Properties -------------------------------------------------------------------------------------------------------

@@ -12,13 +12,7 @@ from billing import messages, pricing, quotes
 from billing.errors import NotPriced, QuoteExpired, QuoteRefused
 from billing.models import NodeSpec, Quote
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import NodeSpecFactory, book, wallet
-
-
-@pytest.fixture
-def account(db):
-    book(hourly="360", minimum="5")
-    return wallet()
+from tests.factories.billing import NodeSpecFactory, book
 
 
 def new_quote(account, *, spec="small", **changes):

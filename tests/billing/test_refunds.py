@@ -32,8 +32,12 @@ def refund(top_up, amount_minor=2000):
     return billing_refunds.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked for", user=UserFactory())
 
 
-def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up):
+def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up_and_switches_automatic_top_ups_off(top_up):
+    AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
     refund(top_up, 3000)
+    setup = AutoTopUp.objects.get()
+    assert (setup.is_on, setup.last_failure) == (False, "refunded")
+    assert auto_topup.run_due() == 0
     for amount in (0, -1, 2001):
         with pytest.raises(RefundRefused) as caught:
             refund(top_up, amount)
@@ -124,14 +128,6 @@ class TestMadeAtTheDashboard:
         rows = provider.deliver(*[event | {"livemode": True} for event in provider.fresh()])
         assert [row.state for row in rows if row.type == "refund.created"] == [StripeEvent.States.QUARANTINED]
         assert balance(top_up) == 5000
-
-
-def test_a_refund_switches_automatic_top_ups_off(top_up):
-    AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
-    refund(top_up, 5000)
-    setup = AutoTopUp.objects.get()
-    assert (setup.is_on, setup.last_failure) == (False, "refunded")
-    assert auto_topup.run_due() == 0
 
 
 @pytest.mark.django_db(transaction=True)
