@@ -296,37 +296,31 @@ def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keep
     assert not voucher.is_active
 
 
-class TestCreditNote:
-    @pytest.fixture
-    def invoice(self, account):
-        run(account, 100)
-        run(account, 50, "#2 other.py")
-        return issue(account)
+def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permission_of_its_own(admin, account):
+    run(account, 100)
+    run(account, 50, "#2 other.py")
+    invoice = issue(account)
+    page, line = address("invoice", "correct", invoice.pk), f"line-{invoice.lines.first().pk}"
 
-    def correct(self, admin, invoice, amount, **data):
-        sent = {"notes_seen": invoice.notes.count(), f"line-{invoice.lines.first().pk}": amount, "reason": "A slip"}
-        return admin.post(address("invoice", "correct", invoice.pk), sent | data, follow=True)
+    def correct(amount, reason="A slip", *, notes_seen=0):
+        return admin.post(page, {"notes_seen": notes_seen, line: amount, "reason": reason}, follow=True)
 
-    def test_is_written_once_and_moves_money(self, admin, account, invoice):
-        form = text(admin.get(address("invoice", "correct", invoice.pk)))
-        for shown in ("$1.00", "$0.50", '<input type="hidden" name="notes_seen" value="0">'):
-            assert shown in form
-        answer = self.correct(admin, invoice, "0.4")
-        note = Invoice.objects.get(kind="note")
-        assert f"{note.number} was issued." in text(answer)
-        assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
-        repeated = self.correct(admin, invoice, "0.4", notes_seen=0)
-        assert "Another credit note was issued in the meantime" in text(repeated)
-        assert Invoice.objects.filter(kind="note").count() == 1
-        account.refresh_from_db()
-        assert account.posted_minor == 10_000 - 150 + 40
-
-    def test_takes_an_amount_a_reason_and_a_permission_of_its_own(self, admin, invoice):
-        for amount, reason in (("2", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")):
-            assert 'role="alert"' in text(self.correct(admin, invoice, amount, reason=reason)), (amount, reason)
-        reader = UserFactory(is_staff=True)
-        reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
-        admin.force_login(reader)
-        assert admin.get(address("invoice", "change", invoice.pk)).status_code == 200
-        assert self.correct(admin, invoice, "1").status_code == 403
-        assert not Invoice.objects.filter(kind="note").exists()
+    form = text(admin.get(page))
+    for shown in ("$1.00", "$0.50", '<input type="hidden" name="notes_seen" value="0">'):
+        assert shown in form
+    for amount, reason in (("2", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")):
+        assert 'role="alert"' in text(correct(amount, reason)), (amount, reason)
+    assert not Invoice.objects.filter(kind="note").exists()
+    answer = correct("0.4")
+    note = Invoice.objects.get(kind="note")
+    assert f"{note.number} was issued." in text(answer)
+    assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
+    assert "Another credit note was issued in the meantime" in text(correct("0.4"))
+    reader = UserFactory(is_staff=True)
+    reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
+    admin.force_login(reader)
+    assert admin.get(address("invoice", "change", invoice.pk)).status_code == 200
+    assert correct("0.4", notes_seen=1).status_code == 403
+    assert Invoice.objects.filter(kind="note").count() == 1
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000 - 150 + 40
