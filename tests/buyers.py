@@ -1,6 +1,6 @@
 """Customers who quote, buy, rerun and repeat orders: the orders of the money property.
 
-Mixed into a Hypothesis machine that has `members`; `jobs` are the jobs that were bought, oldest first.
+Mixed into a Hypothesis machine. `jobs` are the jobs that were bought, oldest first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from hypothesis.stateful import rule
 from billing.errors import InsufficientFunds
 from billing.models import Quote
 from billing.selectors import wallet
-from console.accounts.models import Membership
 from jobs import orders
 from jobs.models import Job, Order
 from jobs.states import OnHang
@@ -23,14 +22,13 @@ from tests.payers import Payers
 from tests.racing import raised, together
 
 
-class Buyers:
+class Buyers(Payers):
     """Rules about orders. A key or a quote buys once, however often it is used.
 
     `which` counts jobs from the newest, and `threads` says how many calls are made at once. In all rules, a value that
     `sampled_from` lists twice is drawn more often.
     """
 
-    members: list[Membership]
     bought: dict[str, uuid.UUID]
     jobs: list[int]
 
@@ -40,21 +38,23 @@ class Buyers:
         """Return the id of a job, or None if none was bought."""
         return self.jobs[-1 - which % len(self.jobs)] if self.jobs else None
 
-    def quote(self, customer: int, product: str, nodes: int, seconds: int, **more: Any) -> Quote:
-        data = {
-            "product": product,
+    def form(self, customer: int, **choices: Any) -> dict[str, Any]:
+        """Return what a customer chooses for a training."""
+        return {
+            "product": "metered",
             "framework": "pytorch",
             "image": "pytorch",
             "workspace": Workspace.objects.get(organization=self.members[customer].organization).name,
             "code_path": "train.py",
             "epochs": 100,
-            "lr": "0.1",
             "batch_size": 8,
             "node_spec": "nano",
-            "nodes": nodes,
+            "nodes": 1,
             "workers_per_node": 1,
-            "max_seconds": seconds,
-        } | more
+        } | choices
+
+    def quote(self, customer: int, product: str, nodes: int, seconds: int, **more: Any) -> Quote:
+        data = self.form(customer, product=product, nodes=nodes, max_seconds=seconds, lr="0.1", **more)
         return orders.quote_order(membership=self.members[customer], data=data)
 
     def remember(self, order: Order) -> None:
@@ -121,7 +121,7 @@ class Buyers:
         if (job := self.job(which)) is None:
             return
         row = Job.objects.select_related("order__quote").get(pk=job)
-        member = next(member for member in self.members if member.organization_id == row.organization_id)
+        member = self.member_of(row.organization_id)
         key = uuid.uuid4().hex
         outcomes = together(
             *[lambda: orders.rerun(membership=member, job=row, changes={}, idempotency_key=key)] * threads
@@ -138,7 +138,7 @@ class Buyers:
         if (job := self.job(which)) is None:
             return
         order = Order.objects.select_related("quote", "organization").get(job=job)
-        member = next(member for member in self.members if member.organization_id == order.organization_id)
+        member = self.member_of(order.organization_id)
         key = order.idempotency_key
         call = lambda: orders.place_order(membership=member, quote=order.quote, idempotency_key=key).pk
         assert together(*[call] * threads) == [order.pk] * threads

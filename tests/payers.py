@@ -51,7 +51,7 @@ class Payers:
     members: list[Membership]
     provider: Stripe
     undelivered: list[dict[str, Any]]
-    """Events that the provider has not delivered yet."""
+    """Events of earlier deliveries that have not arrived yet. The newest are still at the provider."""
 
     threads = st.integers(1, 3)
     """How many calls are made at once."""
@@ -69,10 +69,18 @@ class Payers:
         self.cleared_before = cleared()  # by earlier examples: each has a provider of its own
         self.administrator = User.objects.create_user(f"administrator-{uuid.uuid4().hex}@example.com")
 
+    @property
+    def organizations(self) -> list[int]:
+        """Return the ids of the customers' organizations."""
+        return [member.organization_id for member in self.members]
+
+    def member_of(self, organization_id: int) -> Membership:
+        """Return the customer of an organization."""
+        return next(member for member in self.members if member.organization_id == organization_id)
+
     def top_ups(self) -> list[TopUp]:
         """Return the top-ups of this example, newest first."""
-        owners = [member.organization_id for member in self.members]
-        return list(TopUp.objects.filter(account__organization__in=owners).order_by("-created_at", "-pk"))
+        return list(TopUp.objects.filter(account__organization__in=self.organizations).order_by("-created_at", "-pk"))
 
     def with_page(self) -> list[TopUp]:
         """Return the top-ups with a payment page: not the automatic ones, nor those whose request failed."""
@@ -104,13 +112,11 @@ class Payers:
         if "/challenge/" in address:
             # `which` decides here too, so that some payers refuse their bank's question
             self.provider.sandbox.answer_challenge(address.rsplit("/", 1)[1], is_agreed=which % 2 == 0)
-        self.undelivered += self.provider.fresh()
 
     @rule(which=which)
     def leave_the_page(self, which: int) -> None:
         if (top_up := self.chosen(which, self.with_page())) is not None:
             gateway.expire_checkout(top_up.session_id)
-            self.undelivered += self.provider.fresh()
 
     @rule(customer=customers, threshold=st.integers(1, 3000), amount=st.integers(500, 900))
     def switch_automatic_on(self, customer: int, threshold: int, amount: int) -> None:
@@ -131,7 +137,6 @@ class Payers:
         row = PaymentCustomer.objects.filter(organization=self.members[customer].organization).first()
         if row and row.customer_id:
             self.provider.sandbox.handle("DELETE", f"/v1/customers/{row.customer_id}")
-            self.undelivered += self.provider.fresh()
 
     # What comes back
 
@@ -150,14 +155,12 @@ class Payers:
         done = [each for each in outcomes if not isinstance(each, Exception)]
         # A refund that failed gives its money back, so that one more may fit.
         assert len(done) == min(threads, left // amount) or any(each.state == "failed" for each in done)
-        self.undelivered += self.provider.fresh()
 
     @rule(which=which, amount=st.integers(1, 900))
     def refund_at_the_dashboard(self, which: int, amount: int) -> None:
         charges = list(self.provider.sandbox.account.store.all("charge", newest_first=True))
         if (charge := self.chosen(which, charges)) is not None:
             self.provider.sandbox.handle("POST", "/v1/refunds", f"charge={charge['id']}&amount={amount}")
-            self.undelivered += self.provider.fresh()
 
     @rule(which=which)
     def dispute(self, which: int) -> None:
@@ -171,7 +174,6 @@ class Payers:
         ]  # fmt: skip
         if (charge := self.chosen(which, open_charges)) is not None:
             intents.open_dispute(stripe_account, charge)
-            self.undelivered += self.provider.fresh()
 
     @rule(which=which, won=st.booleans())
     def end_dispute(self, which: int, won: bool) -> None:
@@ -179,7 +181,6 @@ class Payers:
         undecided = [each for each in stripe_account.store.all("dispute") if each["status"] not in {"won", "lost"}]
         if (row := self.chosen(which, undecided)) is not None:
             intents.end_dispute(stripe_account, row, "won" if won else "lost")
-            self.undelivered += self.provider.fresh()
 
     @rule(which=which)
     def bank_reopens_a_dispute(self, which: int) -> None:
@@ -188,7 +189,6 @@ class Payers:
         won = [each for each in stripe_account.store.all("dispute") if each["status"] == "won"]
         if (row := self.chosen(which, won)) is not None:
             intents.reopen_dispute(stripe_account, row)
-            self.undelivered += self.provider.fresh()
 
     # What the provider sends
 
@@ -196,7 +196,7 @@ class Payers:
     def events_arrive(self, seed: int, share: int, copies: int) -> None:
         """Deliver every `share`-th event in any order, each `copies` times and at once. Some others never arrive."""
         chance = random.Random(seed)
-        waiting = self.undelivered
+        waiting = self.undelivered + self.provider.fresh()
         chance.shuffle(waiting)
         arrived, rest = waiting[::share], [event for number, event in enumerate(waiting) if number % share]
         # A quarter of the rest never arrives, and must be fetched.
@@ -253,12 +253,10 @@ class Payers:
     @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), threads=threads)
     def work_on_payments(self, task: str, threads: int) -> None:
         assert raised(together(*[PERIODIC_TASKS[task]] * threads)) == []
-        self.undelivered += self.provider.fresh()
 
     @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), statement=st.integers(1, 40))
     def a_worker_dies(self, task: str, statement: int) -> None:
         crash_at(statement, PERIODIC_TASKS[task])
-        self.undelivered += self.provider.fresh()
 
     @rule(which=which, amount=st.integers(1, 900), statement=st.integers(1, 30))
     def the_administrator_loses_the_connection(self, which: int, amount: int, statement: int) -> None:
@@ -268,7 +266,6 @@ class Payers:
                 statement,
                 lambda: refunds.refund(top_up=top_up, amount_minor=amount, reason="Asked", user=self.administrator),
             )
-            self.undelivered += self.provider.fresh()
 
     @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), arrives=st.booleans(), customer=customers)
     def the_network_fails(self, task: str, arrives: bool, customer: int) -> None:
@@ -279,7 +276,6 @@ class Payers:
                 payments.start_top_up(account=wallet(member.organization), amount_minor=600, user=member.user)
             with contextlib.suppress(PaymentUnavailable):
                 PERIODIC_TASKS[task]()
-        self.undelivered += self.provider.fresh()
 
     # What must hold
 

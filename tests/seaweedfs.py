@@ -1,6 +1,5 @@
 """A real S3 server: SeaweedFS, which the tests start on free ports."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -56,10 +55,6 @@ def put(bucket, key, content):
     with s3._open_response(bucket, "PUT", key, body=content) as response:
         if response.status != 200:
             raise s3.S3Error(response.status)
-
-
-def with_wrong_secret(bucket):
-    return dataclasses.replace(bucket, secret_access_key="wrong")
 
 
 def keys(bucket, prefix=""):

@@ -1,48 +1,44 @@
 """Customers who buy and stop sweeps, and the workers that order trials, for `test_money_properties`.
 
 That test calls these rules in random order and checks by SQL that no money is lost or charged twice. They are mixed
-into its Hypothesis machine, which has `members` and `jobs`. `which` counts sweeps from the newest.
+into its Hypothesis machine. `which` counts sweeps from the newest.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from billing.errors import InsufficientFunds
 from billing.selectors import wallet
-from console.accounts.models import Membership
 from jobs.errors import AlreadyEnded
 from jobs.models import Job, Sweep, Trial
 from jobs.sweeps import progress
 from jobs.sweeps.purchase import place_sweep, quote_sweep, stop_sweep
-from storage.models import Workspace
+from tests.buyers import Buyers
 from tests.crashes import crash_at
 from tests.payers import Payers
 from tests.racing import raised, together
 
 
-class Sweepers:
+class Sweepers(Buyers):
     """Rules about sweeps. Their trials join `jobs`, so everything that happens to jobs happens to them."""
 
-    members: list[Membership]
-    jobs: list[int]
     work: Callable[..., None]
     """Makes calls at once, none of which may raise."""
 
     customers, threads, which = Payers.customers, Payers.threads, Payers.which
 
     def sweep_of(self, which: int) -> Sweep | None:
-        sweeps = Sweep.objects.filter(organization__in=[member.organization_id for member in self.members])
+        sweeps = Sweep.objects.filter(organization__in=self.organizations)
         ordered = list(sweeps.order_by("-pk"))
         return ordered[which % len(ordered)] if ordered else None
 
     def remember_trials(self) -> None:
-        trials = Trial.objects.filter(sweep__organization__in=[member.organization_id for member in self.members])
+        trials = Trial.objects.filter(sweep__organization__in=self.organizations)
         new = set(trials.values_list("job", flat=True)) - set(self.jobs)
         self.jobs.extend(sorted(new))
 
@@ -59,24 +55,15 @@ class Sweepers:
         With `share`, the customer lowers the ceiling to this part of what all trials may cost.
         """
         member = self.members[customer]
-        data: dict[str, Any] = {
-            "product": "metered",
-            "framework": "pytorch",
-            "image": "pytorch",
-            "workspace": Workspace.objects.get(organization=member.organization).name,
-            "code_path": "train.py",
-            "epochs": 100,
-            "batch_size": 8,
-            "node_spec": "nano",
-            "nodes": 1,
-            "workers_per_node": 1,
-            "max_seconds": 1800,
-            "space": {"LR": {"type": "float", "low": 0.001, "high": 0.1, "log": True}},
-            "objective": {"metric": "loss", "goal": "minimize"},
-            "method": "random",
-            "trials": trials,
-            "concurrency": concurrency,
-        }
+        data = self.form(
+            customer,
+            max_seconds=1800,
+            space={"LR": {"type": "float", "low": 0.001, "high": 0.1, "log": True}},
+            objective={"metric": "loss", "goal": "minimize"},
+            method="random",
+            trials=trials,
+            concurrency=concurrency,
+        )
         quote = quote_sweep(membership=member, data=data)
         if share and trials > 1:
             # at least what one trial may cost
@@ -111,7 +98,7 @@ class Sweepers:
         """Stop a sweep while a worker orders its next trials."""
         if (sweep := self.sweep_of(which)) is None:
             return
-        member = next(member for member in self.members if member.organization_id == sweep.organization_id)
+        member = self.member_of(sweep.organization_id)
         outcomes = together(
             *[lambda: stop_sweep(membership=member, sweep=sweep)] * threads,
             lambda: progress.advance(sweep_pk=sweep.pk),
@@ -124,7 +111,7 @@ class Sweepers:
 
         The queries `BROKEN_ORDERS` of `tests.books` check that a sweep that has ended holds no money.
         """
-        sweeps = Sweep.objects.filter(organization__in=[member.organization_id for member in self.members])
+        sweeps = Sweep.objects.filter(organization__in=self.organizations)
         for sweep in sweeps:
             progress.advance(sweep_pk=sweep.pk)
         assert not Job.objects.filter(trial__sweep__in=sweeps, finished_at=None).exists()

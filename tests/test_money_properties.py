@@ -31,6 +31,7 @@ from console.accounts.models import Membership
 from console.core import enqueue
 from jobs import activation, catalogue, clusters, dispatch, lifecycle, orders, reconciliation
 from jobs.errors import AlreadyEnded, StaleTransition
+from jobs.lifecycle import MAX_PLATFORM_FAULTS
 from jobs.models import Attempt, Job, Order, Sweep
 from jobs.states import BILLED, EndReason, JobState
 from jobs.sweeps import progress
@@ -38,10 +39,10 @@ from jobs.sweeps.purchase import stop_sweep
 from runtime.specs import Outcome, RunPhase
 from storage.models import Workspace
 from storage.selectors import workspace_folder
-from tests.books import BROKEN_ORDERS, broken
-from tests.buyers import Buyers
+from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
 from tests.crashes import crash_at
 from tests.factories.accounts import MembershipFactory
+from tests.factories.jobs import Customer, start
 from tests.fakes import FakeBackend
 from tests.payers import PROVIDERS, WRONG, Payers
 from tests.provider import GOOD
@@ -74,7 +75,7 @@ def node_seconds(attempt: Attempt) -> Fraction:
     return total
 
 
-class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
+class Simulation(Sweepers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
     The order of threads decides results, so no draw depends on one: a rule draws numbers, which count jobs, sweeps or
@@ -285,7 +286,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         if (job := self.job(which)) is None:
             return
         row = Job.objects.get(pk=job)
-        member = next(member for member in self.members if member.organization_id == row.organization_id)
+        member = self.member_of(row.organization_id)
         calls: list[Callable[[], Any]] = [lambda: orders.cancel_job(membership=member, job=row)] * threads
         if beside:
             calls += [lambda: reconciliation.reconcile_job(job_pk=job), dispatch.dispatch_queue]
@@ -331,7 +332,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
     @invariant()
     def what_was_charged_is_what_the_cluster_saw(self) -> None:
         """Compute it from the attempts, in fractions and without `billing.pricing`."""
-        receipts = Receipt.objects.filter(organization__in=[member.organization_id for member in self.members])
+        receipts = Receipt.objects.filter(organization__in=self.organizations)
         for receipt in receipts.select_related("hold__quote", "hold__order__job"):
             job, terms = receipt.hold.order.job, receipt.hold.quote.terms
             seconds = sum(
@@ -360,9 +361,8 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         self.work(reconciliation.reconcile)
         self.now += 500
         self.stop_sweeps()
-        organizations = [member.organization_id for member in self.members]
-        for job in Job.objects.filter(organization__in=organizations, finished_at=None):
-            member = next(member for member in self.members if member.organization_id == job.organization_id)
+        for job in Job.objects.filter(organization__in=self.organizations, finished_at=None):
+            member = self.member_of(job.organization_id)
             outcomes = together(
                 lambda member=member, job=job: orders.cancel_job(membership=member, job=job),
                 lambda job=job: reconciliation.reconcile_job(job_pk=job.pk),
@@ -371,7 +371,7 @@ class Simulation(Buyers, Sweepers, Payers, RuleBasedStateMachine):
         reconciliation.reconcile()
         self.now += dispatch.GRACE_SECONDS
         reconciliation.reconcile()
-        assert not Job.objects.filter(organization__in=organizations, finished_at=None).exists()
+        assert not Job.objects.filter(organization__in=self.organizations, finished_at=None).exists()
         self.end_sweeps()
         assert [wallet(member.organization).held_minor for member in self.members] == [0, 0]
         assert all(run.status.phase is RunPhase.ENDED for run in self.cluster.runs.values())
@@ -422,3 +422,20 @@ def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config)
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.django_db
+def test_a_job_that_ends_by_a_platform_fault_is_charged_for_an_earlier_attempt(customer: Customer) -> None:
+    """The rules of `tests.books` allow this, which only looks like a fault."""
+    began = time.time() - 1000
+    attempt = customer.started(at=began, retries=1, retry_backoff_seconds=0)
+    customer.end(attempt, Outcome.CODE_FAILED, at=began + 100)
+    for _fault in range(MAX_PLATFORM_FAULTS):
+        job = Job.objects.get(pk=attempt.job_id)
+        start(job)
+        attempt = job.attempts.latest("number")
+        customer.backend.start(attempt.run_name, at=began + 200)
+        job = customer.end(attempt, Outcome.NODE_LOST, at=began + 300)
+    assert job.reason == "node_lost"
+    assert job.order.hold.metered_minor > 0
+    assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}

@@ -53,7 +53,7 @@ def customer(served):
 
 
 @pytest.fixture
-def account(db):
-    """A wallet with 10,000 minor units; a node costs 360 an hour, so ten seconds cost 1."""
+def account(owner):
+    """The owner's wallet with 10,000 minor units; a node costs 360 an hour, so ten seconds cost 1."""
     book()
-    return wallet(balance_minor=10_000)
+    return wallet(owner.organization, balance_minor=10_000)

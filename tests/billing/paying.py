@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from billing import auto_topup, customers, ledger
-from billing.models import Account, AutoTopUp, StripeEvent, TopUp
+from billing import auto_topup, customers, payments
+from billing.models import AutoTopUp, StripeEvent, TopUp
 from billing.sandbox import intents
+from tests.books import cleared
+from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import wallet
 from tests.provider import GOOD, Stripe
 
 
@@ -13,6 +16,13 @@ def balance(top_up: TopUp) -> int:
     top_up.refresh_from_db()
     top_up.account.refresh_from_db()
     return top_up.account.posted_minor
+
+
+def start_top_up(amount_minor: int = 5000, *, currency: str = "USD") -> TopUp:
+    """Open a payment page for a member of an organization that has no money yet."""
+    member = MembershipFactory()
+    account = wallet(member.organization, currency=currency)
+    return payments.start_top_up(account=account, amount_minor=amount_minor, user=member.user)
 
 
 def switch_on(top_up: TopUp, threshold: int = 6000, card: str = GOOD) -> AutoTopUp:
@@ -26,11 +36,6 @@ def switch_on(top_up: TopUp, threshold: int = 6000, card: str = GOOD) -> AutoTop
         method_id=method_id,
         user=top_up.created_by,
     )
-
-
-def cleared() -> int:
-    """Return what our books say the provider holds for us."""
-    return -ledger.platform_account(Account.Kinds.CLEARING, "USD").posted_minor
 
 
 def both_sides_agree(provider: Stripe) -> bool:

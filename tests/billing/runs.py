@@ -70,6 +70,12 @@ def figures(invoice: Invoice) -> tuple[int, int, int, int]:
     return invoice.subtotal_minor, invoice.credits_minor, invoice.tax_minor, invoice.total_minor
 
 
+def posted_and_held(account: Account) -> tuple[int, int]:
+    """Return the account's balance, and how much of it is held."""
+    account.refresh_from_db()
+    return account.posted_minor, account.held_minor
+
+
 def posted(kind: Account.Kinds, wallet: Account | None = None) -> int:
     """Return the balance of the account of this kind: the platform's, or that of the organization with this wallet."""
     row = Account.objects.filter(organization=wallet.organization if wallet else None, kind=kind).first()

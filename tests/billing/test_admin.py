@@ -95,38 +95,27 @@ def test_rows_of_money_can_only_be_read(admin, account, provider, rf):
     assert admin.post(address("account", "add"), {}).status_code == 403
 
 
-class TestGrant:
-    def test_moves_money_once(self, admin):
-        organization = OrganizationFactory()
-        (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(self.add)))
-        data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
-        for amount in ("0", "-5", "abc", "1.505", str(10**30)):
-            assert admin.post(self.add, data | {"amount": amount}).status_code == 200  # the form is shown again
-        assert not Transaction.objects.exists()
-        for _ in range(3):  # the administrator clicks more than once
-            assert admin.post(self.add, data).status_code == 302
-        other = admin.post(self.add, data | {"amount": "8"})
-        assert "already submitted with different values" in text(other)
-        grant = CreditGrant.objects.get()
-        assert grant.granted_by == admin.user
-        assert_locked(admin, grant, **data | {"amount": "9"})
-        assert admin.get(address("creditgrant", "changelist")).status_code == 200
-        assert Account.objects.get(organization=organization).posted_minor == 700
-        assert Transaction.objects.get().reference == f"grant:{grant.pk}"
-
-    @property
-    def add(self):
-        return address("creditgrant", "add")
+def test_a_grant_moves_money_once(admin):
+    organization, add = OrganizationFactory(), address("creditgrant", "add")
+    (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(add)))
+    data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
+    for amount in ("0", "-5", "abc", "1.505", str(10**30)):
+        assert admin.post(add, data | {"amount": amount}).status_code == 200  # the form is shown again
+    assert not Transaction.objects.exists()
+    for _ in range(3):  # the administrator clicks more than once
+        assert admin.post(add, data).status_code == 302
+    assert "already submitted with different values" in text(admin.post(add, data | {"amount": "8"}))
+    grant = CreditGrant.objects.get()
+    assert grant.granted_by == admin.user
+    assert_locked(admin, grant, **data | {"amount": "9"})
+    assert Account.objects.get(organization=organization).posted_minor == 700
+    assert Transaction.objects.get().reference == f"grant:{grant.pk}"
 
 
 class TestPriceBook:
     @pytest.fixture
-    def published(self, db):
-        return book()
-
-    @pytest.fixture
-    def draft(self, published):
-        return pricebooks.copy(book=published)
+    def draft(self, db):
+        return pricebooks.copy(book=book())
 
     def form(self, admin, draft):
         """Return the address of the draft's page, its form, and the name of the hourly price's field."""
@@ -152,21 +141,18 @@ class TestPriceBook:
         act(admin, "pricebook", "copy", draft)
         assert pricebooks.price_rows(PriceBook.objects.get(published_at=None)) == pricebooks.price_rows(draft)
 
-    @pytest.mark.parametrize(("hourly", "asks"), [("1.81", False), ("1.79", True)])  # half of $3.60 is 1.80
-    def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft, hourly, asks):
+    def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft):
         page, form, name = self.form(admin, draft)
-        saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
-        assert ("Large change from the current price" in saved) == asks
+        for hourly, asks in (("1.81", False), ("1.79", True)):  # half of $3.60 is 1.80
+            saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
+            assert ("Large change from the current price" in saved) == asks
         question = act(admin, "pricebook", "publish", draft)
-        draft.refresh_from_db()
-        assert (draft.published_at is None) == asks
-        if asks:
-            assert "$3.60 →" in question
-            draft.prices.update(amount=Decimal(2))  # the question was about another price
-            for answer, is_published in ((question, False), (act(admin, "pricebook", "publish", draft), True)):
-                admin.post(address("pricebook", "changelist"), form_of(answer))
-                draft.refresh_from_db()
-                assert (draft.published_at is not None) == is_published
+        assert "$3.60 →" in question
+        draft.prices.update(amount=Decimal(2))  # the question was about another price
+        for answer, is_published in ((question, False), (act(admin, "pricebook", "publish", draft), True)):
+            admin.post(address("pricebook", "changelist"), form_of(answer))
+            draft.refresh_from_db()
+            assert (draft.published_at is not None) == is_published
 
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
@@ -206,75 +192,61 @@ def test_an_event_that_is_processed_again_credits_once(admin):
     assert (stored.state, balance(top_up)) == (StripeEvent.States.APPLIED, 5000)
 
 
-class TestRefund:
-    @pytest.fixture
-    def form(self, provider):
-        key = str(uuid.uuid4())
-        return {"top_up": paid_top_up(provider).pk, "amount": "20.00", "reason": "Asked for", "key": key}
+def test_a_refund_is_limited_and_made_once_and_retried_if_the_provider_does_not_answer(admin, provider):
+    top_up, key = paid_top_up(provider), str(uuid.uuid4())
 
-    def add(self, admin, form, **changes):
-        return text(admin.post(address("refund", "add"), form | changes, follow=True))
+    def add(**changes):
+        form = {"top_up": top_up.pk, "amount": "20.00", "reason": "Asked for", "key": key} | changes
+        return text(admin.post(address("refund", "add"), form, follow=True))
 
-    def test_is_limited_and_made_once(self, admin, form, provider):
-        assert "at most $50.00" in self.add(admin, form, amount="50.01")
-        assert not Refund.objects.exists()
-        for _ in range(3):
-            self.add(admin, form)
-        refund = Refund.objects.get()
-        assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
-        assert provider.held() == 3000
-        assert "Refund up to $30.00" in text(admin.get(address("topup", "change", form["top_up"])))
-        assert "already submitted with different values" in self.add(admin, form, amount="1")
-        assert_locked(admin, refund)
-        assert Refund.objects.get().amount_minor == 2000
-
-    def test_says_that_it_is_retried_when_the_provider_does_not_answer(self, admin, form, provider):
-        with provider.network_failing():
-            assert "retried every minute" in self.add(admin, form)
-        assert Refund.objects.get().state == Refund.States.CREATED
+    assert "at most $50.00" in add(amount="50.01")
+    assert not Refund.objects.exists()
+    for _ in range(3):
+        add()
+    refund = Refund.objects.get()
+    assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
+    assert provider.held() == 3000
+    assert "Refund up to $30.00" in text(admin.get(address("topup", "change", top_up.pk)))
+    assert "already submitted with different values" in add(amount="1")
+    assert_locked(admin, refund)
+    assert Refund.objects.get().amount_minor == 2000
+    with provider.network_failing():
+        assert "retried every minute" in add(amount="5", key=str(uuid.uuid4()))
+    assert Refund.objects.get(amount_minor=500).state == Refund.States.CREATED
 
 
-class TestWriteOff:
-    @pytest.fixture
-    def debt(self, db):
-        """The account of an organization's debt of $30."""
-        account = wallet()
-        receivables.withdraw(
-            account=account, amount_minor=3000, reference="out", kind="dispute", description="Taken back"
+def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_faster(admin, monkeypatch):
+    account = wallet()
+    receivables.withdraw(account=account, amount_minor=3000, reference="out", kind="dispute", description="Taken back")
+    debt = ledger.receivable_account(account)
+    other, clean = UserFactory(is_superuser=True), WriteOffForm.clean
+
+    def add(amount):
+        return admin.post(
+            address("writeoff", "add"), {"account": debt.pk, "amount": amount, "reason": "The company closed"}
         )
-        return ledger.receivable_account(account)
 
-    def add(self, admin, debt, **changes):
-        data = {"account": debt.pk, "amount": "30", "reason": "The company closed"} | changes
-        return admin.post(address("writeoff", "add"), data)
+    def clean_slowly(form):
+        data = clean(form)
+        receivables.write_off(account=debt, amount_minor=2000, reason="The other one", user=other)
+        return data
 
-    def test_is_limited_and_made_once(self, admin, debt):
-        assert "at most $30.00" in text(self.add(admin, debt, amount="30.01"))
-        assert not WriteOff.objects.exists()
-        assert "Write off up to $30.00" in text(admin.get(address("account", "change", debt.pk)))
-        assert self.add(admin, debt).status_code == 302
-        row = WriteOff.objects.get()
-        assert (row.amount_minor, row.written_by, row.reason) == (3000, admin.user, "The company closed")
-        debt.refresh_from_db()
-        assert debt.posted_minor == 0
-        assert self.add(admin, debt).status_code == 200  # refused: the form offers only accounts that owe something
-        assert_locked(admin, row, amount_minor=1)
-        assert WriteOff.objects.count() == 1
-        assert "Nothing is owed on this account." in text(admin.get(address("account", "change", debt.pk)))
-
-    def test_is_limited_again_when_another_administrator_was_faster(self, admin, debt, monkeypatch):
-        other = UserFactory(is_superuser=True)
-        clean = WriteOffForm.clean
-
-        def clean_slowly(form):
-            data = clean(form)
-            receivables.write_off(account=debt, amount_minor=2000, reason="The other one", user=other)
-            return data
-
-        monkeypatch.setattr(WriteOffForm, "clean", clean_slowly)
-        self.add(admin, debt)
-        assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))
-        assert WriteOff.objects.get().written_by == other
+    assert "at most $30.00" in text(add("30.01"))
+    with monkeypatch.context() as patched:
+        patched.setattr(WriteOffForm, "clean", clean_slowly)
+        add("30")
+    assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))
+    assert WriteOff.objects.get().written_by == other
+    assert "Write off up to $10.00" in text(admin.get(address("account", "change", debt.pk)))
+    assert add("10").status_code == 302
+    row = WriteOff.objects.get(written_by=admin.user)
+    assert (row.amount_minor, row.reason) == (1000, "The company closed")
+    debt.refresh_from_db()
+    assert debt.posted_minor == 0
+    assert add("10").status_code == 200  # refused: the form offers only accounts that owe something
+    assert_locked(admin, row, amount_minor=1)
+    assert WriteOff.objects.count() == 2
+    assert "Nothing is owed on this account." in text(admin.get(address("account", "change", debt.pk)))
 
 
 MINOR = re.compile(r"minor unit|\bminor\b", re.IGNORECASE)
@@ -306,64 +278,49 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     assert admin.get(address("billingpolicy", "change", 1)).status_code == 200
 
 
-class TestVoucher:
-    FORM = {
-        "code": "", "reason": "Welcome", "amount": "5", "currency": "usd", "max_uses": 3, "max_uses_each": 1,
-        "is_active": "on",
-    }  # fmt: skip
-
-    def test_gets_a_code_and_the_wallets_spelling_of_its_currency(self, admin, account):
-        assert admin.post(address("voucher", "add"), self.FORM).status_code == 302
-        voucher = Voucher.objects.get()
-        assert (len(voucher.code), voucher.created_by) == (16, admin.user)
-        assert credit.redeem(account=account, code=voucher.code, user=admin.user).amount_minor == 500
-
-    def test_keeps_its_code_and_amount_and_can_be_ended(self, admin):
-        voucher = Voucher.objects.create(
-            code="SUMMER", reason="x", amount_minor=500, currency="USD", max_uses=3, uses=1
-        )
-        changes = {"code": "WINTER", "amount": "0.01", "reason": "Now so"}
-        no_grants = {"grants-TOTAL_FORMS": 0, "grants-INITIAL_FORMS": 0}  # the page lists a voucher's grants
-        admin.post(address("voucher", "change", voucher.pk), self.FORM | changes | no_grants)
-        voucher.refresh_from_db()
-        assert (voucher.code, voucher.amount_minor, voucher.reason) == ("SUMMER", 500, "Now so")
-        assert admin.post(address("voucher", "delete", voucher.pk), {"post": "yes"}).status_code == 403
-        act(admin, "voucher", "end", voucher)
-        voucher.refresh_from_db()
-        assert not voucher.is_active
+def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keeps_both(admin, account):
+    form = {"reason": "Welcome", "amount": "5", "currency": "usd", "max_uses": 3, "max_uses_each": 1, "is_active": "on"}
+    assert admin.post(address("voucher", "add"), form | {"code": ""}).status_code == 302
+    voucher = Voucher.objects.get()
+    code = voucher.code
+    assert (len(code), voucher.created_by) == (16, admin.user)
+    assert credit.redeem(account=account, code=code, user=admin.user).amount_minor == 500
+    changes = {"code": "WINTER", "amount": "0.01", "reason": "Now so"}
+    no_grants = {"grants-TOTAL_FORMS": 0, "grants-INITIAL_FORMS": 0}  # the page lists a voucher's grants
+    admin.post(address("voucher", "change", voucher.pk), form | changes | no_grants)
+    voucher.refresh_from_db()
+    assert (voucher.code, voucher.amount_minor, voucher.reason) == (code, 500, "Now so")
+    assert admin.post(address("voucher", "delete", voucher.pk), {"post": "yes"}).status_code == 403
+    act(admin, "voucher", "end", voucher)
+    voucher.refresh_from_db()
+    assert not voucher.is_active
 
 
-class TestCreditNote:
-    @pytest.fixture
-    def invoice(self, account):
-        run(account, 100)
-        run(account, 50, "#2 other.py")
-        return issue(account)
+def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permission_of_its_own(admin, account):
+    run(account, 100)
+    run(account, 50, "#2 other.py")
+    invoice = issue(account)
+    page, line = address("invoice", "correct", invoice.pk), f"line-{invoice.lines.first().pk}"
 
-    def correct(self, admin, invoice, amount, **data):
-        sent = {"notes_seen": invoice.notes.count(), f"line-{invoice.lines.first().pk}": amount, "reason": "A slip"}
-        return admin.post(address("invoice", "correct", invoice.pk), sent | data, follow=True)
+    def correct(amount, reason="A slip", *, notes_seen=0):
+        return admin.post(page, {"notes_seen": notes_seen, line: amount, "reason": reason}, follow=True)
 
-    def test_is_written_once_and_moves_money(self, admin, account, invoice):
-        form = text(admin.get(address("invoice", "correct", invoice.pk)))
-        for shown in ("$1.00", "$0.50", '<input type="hidden" name="notes_seen" value="0">'):
-            assert shown in form
-        answer = self.correct(admin, invoice, "0.4")
-        note = Invoice.objects.get(kind="note")
-        assert f"{note.number} was issued." in text(answer)
-        assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
-        repeated = self.correct(admin, invoice, "0.4", notes_seen=0)
-        assert "Another credit note was issued in the meantime" in text(repeated)
-        assert Invoice.objects.filter(kind="note").count() == 1
-        account.refresh_from_db()
-        assert account.posted_minor == 10_000 - 150 + 40
-
-    def test_takes_an_amount_a_reason_and_a_permission_of_its_own(self, admin, invoice):
-        for amount, reason in (("2", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")):
-            assert 'role="alert"' in text(self.correct(admin, invoice, amount, reason=reason)), (amount, reason)
-        reader = UserFactory(is_staff=True)
-        reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
-        admin.force_login(reader)
-        assert admin.get(address("invoice", "change", invoice.pk)).status_code == 200
-        assert self.correct(admin, invoice, "1").status_code == 403
-        assert not Invoice.objects.filter(kind="note").exists()
+    form = text(admin.get(page))
+    for shown in ("$1.00", "$0.50", '<input type="hidden" name="notes_seen" value="0">'):
+        assert shown in form
+    for amount, reason in (("2", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")):
+        assert 'role="alert"' in text(correct(amount, reason)), (amount, reason)
+    assert not Invoice.objects.filter(kind="note").exists()
+    answer = correct("0.4")
+    note = Invoice.objects.get(kind="note")
+    assert f"{note.number} was issued." in text(answer)
+    assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
+    assert "Another credit note was issued in the meantime" in text(correct("0.4"))
+    reader = UserFactory(is_staff=True)
+    reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
+    admin.force_login(reader)
+    assert admin.get(address("invoice", "change", invoice.pk)).status_code == 200
+    assert correct("0.4", notes_seen=1).status_code == 403
+    assert Invoice.objects.filter(kind="note").count() == 1
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000 - 150 + 40

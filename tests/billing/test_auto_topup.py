@@ -26,15 +26,6 @@ def top_up(provider):
     return paid_top_up(provider)
 
 
-@pytest.fixture
-def failing(provider, top_up):
-    """Automatic top-ups with a card that the bank declines."""
-    page = customers.create_card_page(account=top_up.account, email="a@example.com")
-    provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
-    provider.deliver()
-    return switch_on(top_up, card=FAILS_LATER)
-
-
 def automatic():
     return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
 
@@ -110,41 +101,39 @@ class TestPeriodicTask:
         assert (row.state, row.failure) == (TopUp.States.FAILED, "unanswered")
 
 
-class TestFailing:
-    def test_is_mailed_once_and_retried_later(self, provider, top_up, failing):
-        for _ in range(3):
-            auto_topup.run_due()
-            provider.deliver()
-        failing.refresh_from_db()
-        assert (failing.is_on, failing.failures, failing.last_failure) == (True, 1, "generic_decline")
-        assert failing.retry_at > timezone.now() + timedelta(minutes=59)  # an hour after the failure
-        assert automatic().get().state == TopUp.States.FAILED
-        assert [payment_emails.send_due() for _ in range(2)] == [1, 0]
-        (message,) = mail.outbox
-        assert message.to == [top_up.created_by.email]
-        for words in ("$20.00", "The bank declined the card.", "retried later"):
-            assert words in message.body
-        assert balance(top_up) == provider.held() == 5000
-
-    def test_repeatedly_switches_it_off(self, provider, failing):
-        for _ in range(auto_topup.MAX_FAILURES + 2):
-            auto_topup.run_due()
-            provider.deliver()
-            AutoTopUp.objects.update(retry_at=timezone.now())
-        failing.refresh_from_db()
-        assert (failing.is_on, failing.failures) == (False, auto_topup.MAX_FAILURES)
-        assert automatic().count() == auto_topup.MAX_FAILURES
-        payment_emails.send_due()
-        assert "now switched off" in mail.outbox[-1].body
-
-    def test_is_forgotten_when_a_card_works_again(self, provider, top_up, failing):
-        auto_topup.run_due()
-        switch_on(top_up)
+def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third_switches_it_off(provider, top_up):
+    page = customers.create_card_page(account=top_up.account, email="a@example.com")
+    provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
+    provider.deliver()
+    setup = switch_on(top_up, card=FAILS_LATER)
+    for _ in range(3):
         auto_topup.run_due()
         provider.deliver()
-        failing.refresh_from_db()
-        assert (failing.failures, failing.last_failure) == (0, "")
-        assert balance(top_up) == 7000
+    setup.refresh_from_db()
+    assert (setup.is_on, setup.failures, setup.last_failure) == (True, 1, "generic_decline")
+    assert setup.retry_at > timezone.now() + timedelta(minutes=59)  # an hour after the failure
+    assert automatic().get().state == TopUp.States.FAILED
+    assert [payment_emails.send_due() for _ in range(2)] == [1, 0]
+    (message,) = mail.outbox
+    assert message.to == [top_up.created_by.email]
+    for words in ("$20.00", "The bank declined the card.", "retried later"):
+        assert words in message.body
+    assert balance(top_up) == provider.held() == 5000
+    switch_on(top_up)  # with the card that works
+    auto_topup.run_due()
+    provider.deliver()
+    setup.refresh_from_db()
+    assert (setup.failures, setup.last_failure, balance(top_up)) == (0, "", 7000)
+    switch_on(top_up, threshold=20_000, card=FAILS_LATER)
+    for _ in range(auto_topup.MAX_FAILURES + 2):
+        auto_topup.run_due()
+        provider.deliver()
+        AutoTopUp.objects.update(retry_at=timezone.now())
+    setup.refresh_from_db()
+    assert (setup.is_on, setup.failures) == (False, auto_topup.MAX_FAILURES)
+    assert automatic().count() == 2 + auto_topup.MAX_FAILURES
+    payment_emails.send_due()
+    assert "now switched off" in mail.outbox[-1].body
 
 
 @pytest.mark.django_db(transaction=True)

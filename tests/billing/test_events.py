@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.utils import timezone
 
-from billing import events, payments, tasks
+from billing import events, tasks
 from billing.models import StripeEvent, TopUp, Transaction
 from console.notifications.models import Notification
 from tests.billing.paying import balance
-from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import TopUpFactory, session_event, wallet
-from tests.provider import DISPUTED, GOOD, apply, receive
+from tests.factories.billing import TopUpFactory, paid_top_up, session_event
+from tests.provider import DISPUTED, apply, receive
 from tests.racing import raised, together
 
-QUARANTINED, APPLIED, IGNORED, PARKED, RECEIVED = (
-    StripeEvent.States.QUARANTINED,
-    StripeEvent.States.APPLIED,
-    StripeEvent.States.IGNORED,
-    StripeEvent.States.PARKED,
-    StripeEvent.States.RECEIVED,
-)
+States = StripeEvent.States
+QUARANTINED, APPLIED, IGNORED, PARKED = States.QUARANTINED, States.APPLIED, States.IGNORED, States.PARKED
 PAID, PAID_LATER, FAILED_LATER, EXPIRED = (
     {"kind": "checkout.session.completed"},
     {"kind": "checkout.session.async_payment_succeeded"},
@@ -32,15 +27,6 @@ PAID, PAID_LATER, FAILED_LATER, EXPIRED = (
 UNPAID = PAID | {"payment_status": "unpaid"}
 """The page was completed, but its payment takes days."""
 pytestmark = pytest.mark.django_db
-
-
-def paid_page(provider, card=GOOD):
-    """Pay the page of a top-up; its events are not delivered."""
-    member = MembershipFactory()
-    account = wallet(member.organization)
-    top_up = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
-    provider.pay(top_up.session_id, card)
-    return top_up
 
 
 class TestApply:
@@ -115,14 +101,14 @@ def test_deliveries_at_once_of_one_event_and_several_events_of_one_payment_credi
 
 class TestOutOfOrder:
     def test_a_dispute_before_its_payment_fetches_the_payment(self, provider):
-        top_up = paid_page(provider, DISPUTED)
+        top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         by_type = {event["type"]: event for event in provider.fresh()}
         for kind in ("charge.dispute.created", "checkout.session.completed", "charge.dispute.funds_withdrawn"):
             assert apply(by_type[kind]).state == APPLIED
             assert balance(top_up) == 0
             assert Transaction.objects.count() == 2  # the payment and its withdrawal
 
-    def test_an_object_that_belongs_to_no_top_up_is_parked_then_quarantined(self, provider):
+    def test_an_object_of_no_top_up_is_parked_then_quarantined_and_an_unknown_one_at_once(self, provider):
         customer = provider.ask("POST", "customers", name="Somebody")["id"]
         intent = provider.ask(
             "POST", "payment_intents", amount=700, currency="usd", customer=customer, payment_method="tok_visa",
@@ -137,15 +123,13 @@ class TestOutOfOrder:
         events.apply(event_pk=row.pk)
         row.refresh_from_db()
         assert row.state == QUARANTINED
-
-    def test_an_object_the_provider_does_not_know_is_quarantined(self, provider):
         forged = {"id": "evt_1", "type": "refund.created", "livemode": False}
         row = apply(forged | {"data": {"object": {"id": "re_unknown", "object": "refund"}}})
         assert row.state == QUARANTINED
         assert "does not know this object" in row.reason
 
     def test_an_event_waits_longer_and_longer_while_the_provider_does_not_answer(self, provider):
-        paid_page(provider, DISPUTED)
+        paid_top_up(provider, card=DISPUTED, deliver=False)
         row = receive(next(event for event in provider.fresh() if event["type"] == "charge.dispute.created"))
         waits = []
         with provider.network_failing():
@@ -168,7 +152,7 @@ class TestBrokenEvents:
         self, provider, odd
     ):
         """A payer typed it at the provider's page: the payment is credited all the same."""
-        top_up = paid_page(provider)
+        top_up = paid_top_up(provider, deliver=False)
         session = provider.sandbox.account.store.get("checkout.session", top_up.session_id)
         details = {"customer_details": {"name": odd, odd: [odd]}}
         session |= details
@@ -186,31 +170,24 @@ class TestBrokenEvents:
 
     def test_a_failure_after_the_money_moved_is_rolled_back(self, monkeypatch):
         top_up = TopUpFactory()
-
-        def fail(*_arguments, **_options):
-            raise RuntimeError("after the money")
-
-        monkeypatch.setattr(TopUp, "save", fail)
+        monkeypatch.setattr(TopUp, "save", Mock(side_effect=RuntimeError("after the money")))
         assert apply(session_event(top_up)).state == PARKED
         assert balance(top_up) == 0
         assert not Transaction.objects.exists()
 
 
-class TestFetch:
-    def test_stores_and_applies_what_never_came(self, provider):
-        top_ups = [paid_page(provider) for _ in range(3)]
-        apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
-        assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
-        assert events.fetch_undelivered() == 0
-        events.apply_waiting()
-        top_ups.append(paid_page(provider))
+def test_events_that_never_came_are_fetched_by_the_next_task_when_the_provider_answers(provider, caplog):
+    top_ups = [paid_top_up(provider, deliver=False) for _ in range(3)]
+    apply(next(event for event in provider.fresh() if event["type"] == "checkout.session.completed"))
+    with provider.network_failing():
         tasks.fetch_events()
-        assert [balance(top_up) for top_up in top_ups] == [5000] * 4
-
-    def test_is_repeated_by_the_next_task_when_the_provider_does_not_answer(self, provider, caplog):
-        with provider.network_failing():
-            tasks.fetch_events()
-        assert "did not answer" in caplog.text
+    assert "did not answer" in caplog.text
+    assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
+    assert events.fetch_undelivered() == 0
+    events.apply_waiting()
+    top_ups.append(paid_top_up(provider, deliver=False))
+    tasks.fetch_events()
+    assert [balance(top_up) for top_up in top_ups] == [5000] * 4
 
 
 def test_an_event_that_another_worker_closed_meanwhile_is_left_alone(monkeypatch):

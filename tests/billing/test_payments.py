@@ -7,24 +7,18 @@ import stripe
 
 from billing import gateway, payments
 from billing.errors import AmountRefused, PaymentUnavailable
-from billing.models import Account, PaymentCustomer, Quote, TopUp
-from tests.billing.paying import balance
+from billing.models import PaymentCustomer, TopUp
+from tests.billing.paying import balance, start_top_up
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import TopUpFactory, book, quote, wallet
+from tests.factories.billing import TopUpFactory, wallet
 from tests.provider import ASKS_FOR_CONFIRMATION, fail_network
 
 pytestmark = pytest.mark.django_db
 
 
-def start(amount_minor=5000, *, currency="USD", **options):
-    member = MembershipFactory()
-    account = wallet(member.organization, currency=currency)
-    return payments.start_top_up(account=account, amount_minor=amount_minor, user=member.user, **options)
-
-
 class TestStartTopUp:
     def test_opens_a_page_for_the_row_and_the_organizations_customer(self, provider):
-        first = start(5000)
+        first = start_top_up(5000)
         second = payments.start_top_up(account=first.account, amount_minor=500, user=first.created_by)
         page, other = (provider.sandbox.session(each.session_id) for each in (first, second))
         assert (first.state, first.session_id, first.checkout_url) == (TopUp.States.PENDING, page["id"], page["url"])
@@ -38,25 +32,22 @@ class TestStartTopUp:
     def test_is_limited_in_its_amount(self, provider):
         for amount in (499, 1_000_001, -(10**30)):
             with pytest.raises(AmountRefused) as caught:
-                start(amount)
+                start_top_up(amount)
             assert str(caught.value.fields["amount_minor"]) == "A top-up must be between $5.00 and $10,000.00."
         assert provider.wire.calls == list(TopUp.objects.all()) == []
-        assert [start(limit).amount_minor for limit in (500, 1_000_000)] == [500, 1_000_000]
+        assert [start_top_up(limit).amount_minor for limit in (500, 1_000_000)] == [500, 1_000_000]
 
     def test_writes_the_row_before_the_call_and_its_id_is_in_the_idempotency_key(self, provider):
-        seen = []
-        provider.wire.before = lambda _method, path: path.endswith("sessions") and seen.append(TopUp.objects.get().pk)
-        top_up = start()
-        assert seen == [top_up.pk]
+        provider.wire.before = lambda _method, path: fail_network() if path.endswith("sessions") else None
+        with pytest.raises(PaymentUnavailable):
+            start_top_up()
+        row = TopUp.objects.get()
+        assert row.state == TopUp.States.CREATED  # it cannot be paid
+        provider.wire.before = lambda *_call: None
+        top_up = payments.start_top_up(account=row.account, amount_minor=5000, user=row.created_by)
         customer = PaymentCustomer.objects.get().customer_id
         # The sandbox stores each idempotency key that it has seen.
         assert provider.sandbox.account.store.get("key", f"top-up-{top_up.pk}-{customer}")
-
-    def test_without_an_answer_leaves_a_row_that_cannot_be_paid(self, provider):
-        provider.wire.before = lambda _method, path: fail_network() if path.endswith("sessions") else None
-        with pytest.raises(PaymentUnavailable):
-            start()
-        assert TopUp.objects.get().state == TopUp.States.CREATED
 
     def test_is_credited_when_its_event_comes_before_the_session_id_is_stored(self, provider):
         def pay_at_once(_method, path):
@@ -66,7 +57,7 @@ class TestStartTopUp:
                 provider.deliver()
 
         provider.wire.after = pay_at_once
-        top_up = start()
+        top_up = start_top_up()
         assert top_up.state == TopUp.States.PAID
         assert top_up.session_id.startswith("cs_test_")
         assert balance(top_up) == 5000
@@ -78,32 +69,13 @@ class TestStartTopUp:
     ids=["a card whose bank asks, and the payer refuses", "another payment method"],
 )
 def test_a_payment_is_credited_after_its_confirmation(provider, form_fields, is_agreed, credited):
-    top_up = start(currency="CNY")
+    top_up = start_top_up(currency="CNY")
     intent = provider.pay(top_up.session_id, **form_fields).rsplit("/", 1)[1]
     provider.deliver()
     assert balance(top_up) == 0
     provider.sandbox.answer_challenge(intent, is_agreed=is_agreed)
     provider.deliver()
     assert balance(top_up) == credited
-
-
-def test_a_quote_that_needs_more_than_one_payment_allows_is_refused(provider, settings):
-    book()
-    member = MembershipFactory()
-    account = wallet(member.organization, balance_minor=1000)
-    # 10 hours at $3.60, the default price of book(), cost $36.00. The wallet has $10.00, so $26.00 are missing.
-    offer = quote(account, member=member, seconds=36_000)
-    settings.TOP_UP_MAXIMUM_MINOR = 2599
-    pay = lambda: payments.pay_for(quote=offer, account=account, user=member.user, return_path="/training/paid/x/")
-    with pytest.raises(AmountRefused, match=r"\$26\.00 more.*at most \$25\.99"):
-        pay()
-    assert not TopUp.objects.exists()
-    settings.TOP_UP_MAXIMUM_MINOR = 2600
-    top_up = pay()
-    assert (top_up.amount_minor, top_up.quote) == (2600, Quote.objects.get())
-    page = provider.sandbox.session(top_up.session_id)
-    assert page["success_url"].endswith("/training/paid/x/?paid=1")
-    assert Account.objects.get(pk=account.pk).posted_minor == 1000
 
 
 def test_returning_from_the_payment_page_credits_nothing(client):

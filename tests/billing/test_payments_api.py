@@ -17,7 +17,7 @@ MASTERCARD = "5555 5555 5555 4444"
 
 @pytest.fixture
 def account(owner):
-    book(hourly="360")
+    book()
     return wallet(owner.organization, balance_minor=100)
 
 
@@ -137,3 +137,12 @@ class TestPayingForAQuote:
         account.refresh_from_db()
         assert account.posted_minor == (0 if owed else 100) + due - owed >= offer.ceiling_minor
         assert receivables.owed_minor(account) == 0
+
+    def test_is_refused_if_more_is_missing_than_one_payment_allows(self, client, owner, account, provider, settings):
+        offer = quote(account, member=owner, seconds=7 * 3600)  # the wallet lacks $24.20
+        settings.TOP_UP_MAXIMUM_MINOR = 2419
+        answer = client("post", f"quotes/{offer.pk}/pay/")
+        assert (answer.status_code, "$24.20 more" in answer.json()["message"]) == (400, True)
+        assert not TopUp.objects.exists()
+        settings.TOP_UP_MAXIMUM_MINOR = 2420
+        assert client("post", f"quotes/{offer.pk}/pay/").status_code == 201

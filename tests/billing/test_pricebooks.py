@@ -75,25 +75,22 @@ class TestPublish:
         PriceFactory(book=euros, node_spec=NodeSpec.objects.get())
         pricebooks.publish(book=euros, effective_from=starts)  # books of two currencies may begin together
 
-    def test_needs_an_hourly_price_for_each_spec_on_offer(self, published):
-        NodeSpecFactory(name="large")
-        draft = draft_of(published)
-        assert refusal(draft) == "A price is missing: per node and hour, large, every product. Add it."
+    def test_needs_an_hourly_price_of_every_number_of_nodes_and_product_for_each_spec_on_offer(self, published):
+        large = NodeSpecFactory(name="large")
+        draft, incomplete = draft_of(published), draft_of(published)
+        PriceFactory(book=incomplete, node_spec=large, nodes_from=4)
+        PriceFactory(book=incomplete, node_spec=large, product="special")
+        for each in (draft, incomplete):
+            assert refusal(each) == "A price is missing: per node and hour, large, every product. Add it."
         NodeSpec.objects.filter(name="large").update(is_active=False)
         assert pricebooks.publish(book=draft).published_at
-
-    def test_counts_no_price_of_another_book_kind_tier_or_product_as_the_hourly_price(self, published, small):
-        draft = PriceBookFactory()
-        PriceFactory(book=draft, node_spec=small, kind=PriceKind.FIXED_EPOCH)
-        PriceFactory(book=draft, node_spec=small, nodes_from=4)
-        PriceFactory(book=draft, node_spec=small, product="special")
-        assert "small" in refusal(draft)
 
     def test_needs_a_fixed_price_for_each_spec_from_one_node_on(self, published, small):
         large = NodeSpecFactory(name="large")
         draft = draft_of(published)
-        PriceFactory(book=draft, node_spec=large)
         PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=large, product="fixed")
+        assert "per node and hour, large" in refusal(draft)  # the fixed price is no hourly one
+        PriceFactory(book=draft, node_spec=large)
         missing = "A price is missing: fixed, per epoch and node, small, product fixed. Add it."
         assert refusal(draft) == missing
         PriceFactory(book=draft, node_spec=small, product="fixed", nodes_from=4)  # the general price covers fewer nodes
@@ -102,16 +99,8 @@ class TestPublish:
         Price.objects.filter(pk=tier.pk).update(nodes_from=1)
         assert pricebooks.publish(book=draft).published_at
 
-    def test_keeps_the_price_of_what_is_sold_by_the_epoch(self, published, small):
-        draft = draft_of(published)
-        fixed = PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=small, product="fixed")
-        pricebooks.publish(book=draft)
-        other = draft_of(draft)
-        other.prices.filter(kind=PriceKind.FIXED_EPOCH).delete()
-        assert refusal(other) == f"A price is missing: {pricebooks.price_name(fixed)}. Add it."
-
     def test_is_compared_with_the_book_that_it_will_replace(self, published, small):
-        draft, later = draft_of(published), draft_of(published)
+        draft, later = draft_of(published), draft_of(published)  # `later` lacks the price that `draft` adds
         fixed = PriceFactory(book=draft, kind=PriceKind.FIXED_EPOCH, node_spec=small, product="fixed")
         starts = timezone.now() + timedelta(days=1)
         pricebooks.publish(book=draft, effective_from=starts)

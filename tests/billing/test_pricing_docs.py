@@ -1,4 +1,4 @@
-"""The examples of `docs/pricing.md`, computed. No database."""
+"""The examples of `docs/pricing.md`, computed by the services."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from billing import costs
-from billing.models import Price
+from billing import costs, invoices
+from billing.models import Account, BillingPolicy, Invoice, Price
 from billing.pricing import Estimate, Line, Mode, Offer, PriceKind, PriceRow, Purchase, Terms, quote, rate
-from billing.taxes import Tax
 from billing.usage import Range, Usage
 from jobs import catalogue, estimates, free_estimates
+from tests.billing.runs import figures, give, issue, posted, run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pricing.md").read_text()
 
@@ -118,27 +118,34 @@ def test_ranges_are_charged_as_the_page_says(row):
 MONTHS = {row["month"]: row for row in table("month")}
 
 
-def tax_of(row: dict[str, str]) -> Tax:
-    return Tax("VAT", Decimal(row["tax %"]), inclusive={"in": True, "on top": False}[row["prices"]])
+def invoice_month(account: Account, row: dict[str, str]) -> Invoice:
+    is_inclusive = {"in": True, "on top": False}[row["prices"]]
+    BillingPolicy.objects.create(tax_percent=Decimal(row["tax %"]), tax_inclusive=is_inclusive)
+    if credit := int(row["credit used"]):
+        give(account, credit)
+    run(account, int(row["runs"]))
+    return issue(account)
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("name", MONTHS)
-def test_a_month_is_invoiced_as_the_page_says(name):
+def test_a_month_is_invoiced_as_the_page_says(account, name):
     row = MONTHS[name]
-    taxable = int(row["runs"]) - int(row["credit used"])
-    due = tax_of(row).of(taxable)
-    total = taxable if row["prices"] == "in" else taxable + due
-    assert [str(taxable), str(due), str(total)] == [row["taxable"], row["tax"], row["total"]]
+    subtotal, credits_used, tax, total = figures(invoice_month(account, row))
+    assert [str(subtotal + credits_used), str(tax), str(total)] == [row["taxable"], row["tax"], row["total"]]
+    account.refresh_from_db()
+    assert account.posted_minor == 10_000 - total
+    revenue = subtotal - tax if row["prices"] == "in" else subtotal
+    assert (posted(Account.Kinds.REVENUE), posted(Account.Kinds.TAX)) == (revenue, tax)
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("row", table("note"), ids=lambda row: row["note"])
-def test_a_credit_note_gives_back_what_the_page_says(row):
-    month = MONTHS[row["of"]]
-    tax, back = tax_of(month), int(row["gives back"])
-    paid = int(month["runs"]) - int(month["credit used"])
-    given_credit = max(0, back - paid)  # money goes back first, then credit
-    left = paid - (back - given_credit)
-    assert (str(given_credit), str(tax.of(paid) - tax.of(left))) == (row["as credit"], row["tax back"])
+def test_a_credit_note_gives_back_what_the_page_says(account, row):
+    invoice = invoice_month(account, MONTHS[row["of"]])
+    line = invoice.lines.get()
+    note = invoices.correct(invoice=invoice, amounts={line.pk: int(row["gives back"])}, reason="A fault", user=None)
+    assert (str(note.credits_minor), str(-note.tax_minor)) == (row["as credit"], row["tax back"])
 
 
 def test_the_page_has_the_limits_of_estimates():

@@ -1,4 +1,4 @@
-"""Quotes: priced from the current book, kept as they were, expired after their time."""
+"""Quotes: priced from the current book, kept as they were, expired after their time; their basis in words."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from decimal import Decimal
 import pytest
 from django.utils import timezone
 
-from billing import pricing, quotes
+from billing import messages, pricing, quotes
 from billing.errors import NotPriced, QuoteExpired, QuoteRefused
 from billing.models import NodeSpec, Quote
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import NodeSpecFactory, book, wallet
-
-
-@pytest.fixture
-def account(db):
-    book(hourly="360", minimum="5")
-    return wallet()
+from tests.factories.billing import NodeSpecFactory, book
 
 
 def new_quote(account, *, spec="small", **changes):
@@ -37,7 +31,7 @@ def new_quote(account, *, spec="small", **changes):
     return quotes.make_quote(**fields | changes)
 
 
-def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
+def test_a_quote_keeps_its_figures_and_is_valid_until_it_expires(account, settings):
     quote = new_quote(account)
     book(hourly="720")
     quote.refresh_from_db()
@@ -51,10 +45,6 @@ def test_a_quote_keeps_its_figures_under_new_prices(account, settings):
         timedelta(seconds=settings.QUOTE_TTL_SECONDS), abs=timedelta(seconds=5)
     )
     assert new_quote(account).ceiling_minor == 720
-
-
-def test_a_quote_expires_but_survives_its_node_spec(account):
-    quote = new_quote(account)
     NodeSpec.objects.update(is_active=False)
     quotes.require_valid(Quote.objects.get(pk=quote.pk))
     Quote.objects.filter(pk=quote.pk).update(expires_at=timezone.now())
@@ -76,3 +66,20 @@ def test_a_choice_is_refused_at_its_field(account, changes, error, field, senten
         new_quote(account, **changes)
     assert str(caught.value.fields[field]).startswith(sentence)
     assert not Quote.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("basis", "words", "label"),
+    [
+        ({"source": "history", "runs": 1}, "Based on 1 earlier run of", "High estimate"),
+        ({"source": "history", "runs": 7}, "Based on 7 earlier runs of", "90% of runs cost less than"),
+        ({"source": "history", "runs": 7, "measured_nodes": [1]}, "Scaled", "High estimate"),
+        ({"source": "probe", "runs": 7}, "Based on 7 free estimates", "High estimate"),
+        ({"source": "customer", "runs": 0}, "Assumes the longest time that you set", "High estimate"),
+        ({"source": "reference", "runs": 0}, "No run of this script has been measured yet", "High estimate"),
+    ],
+)
+def test_the_basis_of_an_estimate_is_named(basis, words, label):
+    """A share of runs is claimed only where enough were measured."""
+    assert words in messages.basis_sentence(basis)
+    assert messages.p90_label(basis) == label

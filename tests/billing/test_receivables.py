@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from billing import charges, credit, invoices, ledger, receivables
+from billing import credit, invoices, ledger, receivables
 from billing.errors import WriteOffRefused
 from billing.models import Account, Entry, Transaction, WriteOff
-from billing.pricing import Usage
 from console.accounts.models import AuditEvent
 from console.core.errors import NotAllowed
 from tests.billing.runs import buy, give, settle
@@ -86,11 +85,17 @@ class TestReleasedMoney:
     @pytest.mark.parametrize(
         ("used", "left"), [(0, (0, 0, 0)), (3000, (0, 3000, 0)), (8000, (0, 8000, 0))], ids=["none", "a part", "all"]
     )
-    def test_pays_the_debt(self, held, used, left):
+    def test_pays_the_debt_and_so_does_a_credit_note(self, held, used, left):
         take_back(held.account, 10_000)
         assert balances(held.account) == (8000, 8000, 0)
         settle(held, used)
         assert balances(held.account) == left
+        if used:
+            invoice = invoices.issue(organization=held.account.organization)
+            line = invoice.lines.get()
+            for amount, owed in ((used - 1000, 1000), (1000, 0)):
+                invoices.correct(invoice=invoice, amounts={line.pk: amount}, reason="Our fault", user=None)
+                assert balances(held.account) == (0, owed, 0)
         assert broken(BROKEN_BOOKS) == {}
 
     def test_that_is_credit_stays_credit(self, held):
@@ -101,30 +106,28 @@ class TestReleasedMoney:
         assert credit.credit_minor(held.account) == 700
         assert broken(BROKEN_BOOKS) == {}
 
-    def test_of_a_credit_note_pays_the_debt_first(self, held):
-        take_back(held.account, 10_000)
-        settle(held, 8000)
-        invoice = invoices.issue(organization=held.account.organization)
-        line = invoice.lines.get()
-        for amount, owed in ((5000, 3000), (3000, 0)):
-            invoices.correct(invoice=invoice, amounts={line.pk: amount}, reason="Our fault", user=None)
-            assert balances(held.account) == (0, owed, 0)
-        assert broken(BROKEN_BOOKS) == {}
+
+@pytest.fixture
+def clerk(db):
+    return UserFactory(is_staff=True, is_superuser=True)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_dispute_and_runs_that_end_at_once_leave_nothing_to_spend():
+def test_a_dispute_and_runs_that_end_at_once_leave_nothing_and_write_offs_at_once_stop_at_the_debt(clerk):
     book()
     account = wallet()
     pay_in(account, 10_000)
     holds = [buy(account, 2000) for _ in range(4)]
-    nothing = Usage(0, completed=False)
     outcomes = together(
-        lambda: take_back(account, 10_000),
-        *[lambda hold=hold: charges.settle(hold=hold, usage=nothing, title="A run") for hold in holds],
+        lambda: take_back(account, 13_000),
+        *[lambda hold=hold: settle(hold, 0) for hold in holds],
     )
     assert raised(outcomes) == []
-    assert balances(account) == (0, 0, 0)
+    assert balances(account) == (0, 3000, 3000)
+    write_off = lambda: receivables.write_off(account=account, amount_minor=2000, reason="Closed", user=clerk)
+    assert [type(error) for error in raised(together(*[write_off] * 4))] == [WriteOffRefused] * 3
+    assert balances(account) == (0, 1000, 3000)
+    assert receivables.written_off_minor(account) == 2000
     assert broken(BROKEN_BOOKS) == {}
 
 
@@ -136,10 +139,6 @@ class TestWriteOff:
         pay_in(account, 2000)
         take_back(account, 5000)
         return account
-
-    @pytest.fixture
-    def clerk(self):
-        return UserFactory(is_staff=True, is_superuser=True)
 
     def write_off(self, account, clerk, amount=3000, reason="The company closed"):
         return receivables.write_off(account=account, amount_minor=amount, reason=reason, user=clerk)
@@ -187,13 +186,3 @@ class TestWriteOff:
         assert balances(debtor) == left
         assert receivables.written_off_minor(debtor) == still_written_off
         assert broken(BROKEN_BOOKS) == {}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_write_offs_at_once_are_limited_to_the_debt():
-    account, clerk = wallet(), UserFactory(is_staff=True, is_superuser=True)
-    take_back(account, 3000)
-    act = lambda: receivables.write_off(account=account, amount_minor=2000, reason="Closed", user=clerk)
-    assert [type(error) for error in raised(together(*[act] * 4))] == [WriteOffRefused] * 3
-    assert balances(account) == (0, 1000, 3000)
-    assert receivables.written_off_minor(account) == 2000

@@ -12,8 +12,8 @@ from billing import auto_topup, events, ledger, receivables
 from billing import refunds as billing_refunds
 from billing.errors import RefundRefused
 from billing.models import AutoTopUp, Refund, StripeEvent, TopUp
-from tests.billing.paying import balance, both_sides_agree, cleared, forget_idempotency_keys
-from tests.books import BROKEN_BOOKS, broken
+from tests.billing.paying import balance, both_sides_agree, forget_idempotency_keys
+from tests.books import BROKEN_BOOKS, broken, cleared
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import REFUND_FAILS
@@ -32,8 +32,12 @@ def refund(top_up, amount_minor=2000):
     return billing_refunds.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked for", user=UserFactory())
 
 
-def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up(provider, top_up):
+def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up_and_switches_automatic_top_ups_off(top_up):
+    AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
     refund(top_up, 3000)
+    setup = AutoTopUp.objects.get()
+    assert (setup.is_on, setup.last_failure) == (False, "refunded")
+    assert auto_topup.run_due() == 0
     for amount in (0, -1, 2001):
         with pytest.raises(RefundRefused) as caught:
             refund(top_up, amount)
@@ -126,29 +130,14 @@ class TestMadeAtTheDashboard:
         assert balance(top_up) == 5000
 
 
-def test_a_refund_switches_automatic_top_ups_off(top_up):
-    AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
-    refund(top_up, 5000)
-    setup = AutoTopUp.objects.get()
-    assert (setup.is_on, setup.last_failure) == (False, "refunded")
-    assert auto_topup.run_due() == 0
-
-
 @pytest.mark.django_db(transaction=True)
-def test_many_refunds_at_once_are_limited_to_the_top_up(provider):
-    top_up = paid_top_up(provider)
+def test_requests_at_once_with_one_key_make_one_refund_and_others_are_limited_to_the_top_up(provider):
+    top_up, clerk, key = paid_top_up(provider), UserFactory(), uuid.uuid4()
+    ask = {"top_up": top_up, "amount_minor": 700, "reason": "Asked for", "user": clerk, "key": key}
+    assert {row.pk for row in together(*[lambda: billing_refunds.refund(**ask)] * 5)} == {key}
     outcomes = together(*[lambda: refund(top_up, 2000)] * 6)
     assert [type(error) for error in raised(outcomes)] == [RefundRefused] * 4
     fresh = provider.fresh()
     assert raised(together(*[lambda: provider.deliver(*fresh)] * 3)) == []
-    assert provider.held() == cleared() == 1000
-
-
-@pytest.mark.django_db(transaction=True)
-def test_many_requests_with_one_key_make_one_refund(provider):
-    top_up, clerk, key = paid_top_up(provider), UserFactory(), uuid.uuid4()
-    ask = {"top_up": top_up, "amount_minor": 1000, "reason": "Asked for", "user": clerk, "key": key}
-    assert {row.pk for row in together(*[lambda: billing_refunds.refund(**ask)] * 5)} == {key}
-    provider.deliver()
-    assert provider.held() == cleared() == 4000
+    assert provider.held() == cleared() == 5000 - 700 - 2 * 2000
     assert broken(BROKEN_BOOKS) == {}

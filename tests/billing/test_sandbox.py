@@ -27,8 +27,10 @@ def charge(customer, method, reference="1"):
     )
 
 
-def setup_page(customer):
-    return gateway.create_card_setup(reference="1", customer_id=customer, currency="USD", return_url=f"{WALLET}cards/")
+def setup_page(customer, reference="1"):
+    return gateway.create_card_setup(
+        reference=reference, customer_id=customer, currency="USD", return_url=f"{WALLET}cards/"
+    )
 
 
 class TestPage:
@@ -40,6 +42,9 @@ class TestPage:
             assert text in shown.text
         assert "{{" not in shown.text
         assert "default-src 'none'; style-src 'sha256-" in shown.headers["Content-Security-Policy"]
+        for card in ("", "4242", "1" * 16, f"card {GOOD}"):
+            assert "takes test cards only" in pay(checkout_page, card).text
+        assert served.balance("usd") == 0
         for _ in range(3):
             answer = pay(checkout_page)
             assert (answer.status_code, answer.headers["Location"]) == (303, f"{WALLET}?paid=1")
@@ -67,11 +72,6 @@ class TestPage:
             assert served.balance("usd") == balance_minor
             assert ("unable to authenticate" in browser.get(checkout_page.url).text) == (answer == "refuse")
             assert browser.post(challenge, data={"answer": "agree"}).status_code == 404
-
-    @pytest.mark.parametrize("card", ["", "4242", "1" * 16, f"card {GOOD}"])
-    def test_takes_test_cards_only(self, customer, served, card):
-        assert "takes test cards only" in pay(create_checkout(customer), card).text
-        assert served.balance("usd") == 0
 
     def test_expires(self, customer, served, receiver, monkeypatch):
         closed_by_us = create_checkout(customer, "top-up-1")
@@ -102,17 +102,14 @@ def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(cu
     assert gateway.cards(customer) == []
     with pytest.raises(PaymentRefused):
         charge(customer, card.method_id, "of a removed card")
-    assert served.balance("usd") == 700
-
-
-def test_a_card_that_needs_a_confirmation_each_time_is_declined_off_session(customer, served):
-    browser.post(pay(setup_page(customer), ALWAYS_ASKS_FOR_CONFIRMATION).headers["Location"], data={"answer": "agree"})
+    challenge = pay(setup_page(customer, "2"), ALWAYS_ASKS_FOR_CONFIRMATION).headers["Location"]
+    browser.post(challenge, data={"answer": "agree"})
     (card,) = gateway.cards(customer)
     for _ in range(2):  # the same key gives the same answer
         with pytest.raises(PaymentDeclined) as caught:
-            charge(customer, card.method_id)
+            charge(customer, card.method_id, "of a card that needs a confirmation each time")
         assert caught.value.reason == "authentication_required"
-    assert served.balance("usd") == 0
+    assert served.balance("usd") == 700
 
 
 def test_a_dispute_is_decided_by_its_evidence(customer, served, receiver):
@@ -129,58 +126,50 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, receiver):
             update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
 
 
-class TestIdempotency:
-    def test_a_key_gives_its_first_answer_for_a_day(self, customer, served):
-        first = create_checkout(customer)
-        pay(first)
-        assert create_checkout(customer) == first
-        assert create_checkout(customer, "top-up-2").session_id != first.session_id
-        assert len(list(served.account.store.all("checkout.session"))) == 2
-        now = served.account.clock()
-        served.account.clock = lambda: now + sandbox_provider.IDEMPOTENCY_KEY_SECONDS + 1
-        assert create_checkout(customer).session_id != first.session_id
+def test_an_idempotency_key_gives_its_first_answer_for_a_day(customer, served):
+    first = create_checkout(customer)
+    pay(first)
+    assert create_checkout(customer) == first
+    assert create_checkout(customer, "top-up-2").session_id != first.session_id
+    assert len(list(served.account.store.all("checkout.session"))) == 2
+    now = served.account.clock()
+    served.account.clock = lambda: now + sandbox_provider.IDEMPOTENCY_KEY_SECONDS + 1
+    assert create_checkout(customer).session_id != first.session_id
 
 
-class TestEvents:
-    def test_are_sent_until_they_are_accepted(self, customer, receiver, monkeypatch):
-        monkeypatch.setattr(delivery, "RETRY_SECONDS", (0.01,))
-        receiver.next_event("customer.created")  # that of the fixture
-        receiver.statuses = [500, 404, 302]
-        gateway.create_customer(reference="2", name="Another", email="b@example.com")
-        tries = [receiver.received.get(timeout=PATIENCE) for _ in range(4)]
-        assert [status for status, _body, _signature in tries] == [500, 404, 302, 200]
-        assert len({json.loads(body)["id"] for _status, body, _signature in tries}) == 1
+def test_events_are_sent_until_they_are_accepted(customer, receiver, monkeypatch):
+    monkeypatch.setattr(delivery, "RETRY_SECONDS", (0.01,))
+    receiver.next_event("customer.created")  # that of the fixture
+    receiver.statuses = [500, 404, 302]
+    gateway.create_customer(reference="2", name="Another", email="b@example.com")
+    tries = [receiver.received.get(timeout=PATIENCE) for _ in range(4)]
+    assert [status for status, _body, _signature in tries] == [500, 404, 302, 200]
+    assert len({json.loads(body)["id"] for _status, body, _signature in tries}) == 1
 
 
-class TestRestart:
-    def test_keeps_everything(self, start, tmp_path):
-        with start():
-            customer = gateway.create_customer(reference="1", name="Acme", email="a@example.com")
-            paid, still_open = create_checkout(customer, "paid"), create_checkout(customer, "open")
-            pay(paid)
-        journal = tmp_path / "sandbox" / "journal.jsonl"
-        assert journal.stat().st_mode & 0o077 == 0
-        with journal.open("a") as file:
-            file.write('[["checkout.session", "cs_half')  # a crash in the middle of a line
-        for balance_minor in (5000, 10_000):  # the open page is paid after the first restart
-            with start() as served:
-                assert create_checkout(customer, "paid").session_id == paid.session_id
-                assert create_checkout(customer, "open").session_id == still_open.session_id
-                assert served.session(paid.session_id)["payment_status"] == "paid"
-                assert served.balance("usd") == balance_minor
-                address = f"{served.account.base_url}/pay/{still_open.session_id}"
-                assert browser.post(address, data={"card": GOOD}).status_code == 303
-                assert served.balance("usd") == 10_000
-
-    def test_sends_what_was_not_delivered(self, start, receiver):
-        with start("http://127.0.0.1:9/"):  # nothing listens on this port
-            pay(create_checkout(gateway.create_customer(reference="1", name="Acme", email="a@example.com")))
-        assert receiver.received.empty()
-        with start():
-            assert receiver.next_event("checkout.session.completed")
+def test_a_restart_keeps_everything_and_sends_what_was_not_delivered(start, receiver, tmp_path):
+    with start("http://127.0.0.1:9/"):  # nothing listens on this port
+        customer = gateway.create_customer(reference="1", name="Acme", email="a@example.com")
+        paid, still_open = create_checkout(customer, "paid"), create_checkout(customer, "open")
+        pay(paid)
+    assert receiver.received.empty()
+    journal = tmp_path / "sandbox" / "journal.jsonl"
+    assert journal.stat().st_mode & 0o077 == 0
+    with journal.open("a") as file:
+        file.write('[["checkout.session", "cs_half')  # a crash in the middle of a line
+    for session, balance_minor in ((paid, 5000), (still_open, 10_000)):  # the open page is paid after the first restart
+        with start() as served:
+            assert receiver.next_event("checkout.session.completed")["data"]["object"]["id"] == session.session_id
+            assert create_checkout(customer, "paid").session_id == paid.session_id
+            assert create_checkout(customer, "open").session_id == still_open.session_id
+            assert served.session(paid.session_id)["payment_status"] == "paid"
+            assert served.balance("usd") == balance_minor
+            address = f"{served.account.base_url}/pay/{still_open.session_id}"
+            assert browser.post(address, data={"card": GOOD}).status_code == 303
+            assert served.balance("usd") == 10_000
 
 
-def test_the_api_requires_its_key_and_does_not_find_an_unknown_address(served):
+def test_it_listens_on_loopback_only_requires_its_key_and_refuses_live_keys(served, settings):
     right_key = {"Authorization": f"Bearer {gateway.sandbox_key()}"}
     for path in ("/", "/pay/cs_unknown", "/v1/unknown", "/v1/payment_intents/pi_unknown"):
         for method in ("GET", "POST"):
@@ -192,18 +181,11 @@ def test_the_api_requires_its_key_and_does_not_find_an_unknown_address(served):
             assert answer.status_code == 401
             assert ("no live key" in answer.json()["error"]["message"]) == ("_live_" in key)
 
-
-def test_it_binds_to_loopback_and_refuses_live_keys(served):
     server = sandbox.serve(provider=served, port=0, api_key="sk_test_1")
-    try:
-        assert server.server_address[0] == "127.0.0.1"
-    finally:
-        server.server_close()
+    server.server_close()
+    assert server.server_address[0] == "127.0.0.1"
     with pytest.raises(ValueError, match="live key"):
         sandbox.serve(provider=served, port=0, api_key="sk_live_1")
-
-
-def test_the_command_refuses_to_start_when_stripe_keys_are_set(settings):
     settings.PAYMENTS_SANDBOX = False
     with pytest.raises(CommandError, match="does not run beside them"):
         call_command("payments_sandbox")

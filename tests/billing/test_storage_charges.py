@@ -6,8 +6,9 @@ from decimal import Decimal
 import pytest
 
 from billing import credit, invoices, ledger, storage_charges
-from billing.models import BillingPolicy, CreditGrant, Receipt, StorageBalance, StorageDay
+from billing.models import BillingPolicy, Receipt, StorageBalance, StorageDay
 from billing.storage_charges import GB, charge_day, collect, daily_cost, unpaid_minor
+from tests.billing.runs import give
 from tests.factories.billing import book, wallet
 
 JUNE, FEBRUARY = date(2026, 6, 30), date(2026, 2, 1)
@@ -60,17 +61,14 @@ class TestCharge:
         account.refresh_from_db()
         assert (account.available_minor, account.held_minor, unpaid_minor(account)) == (0, 100, 50)
         assert collect(account=account) == 0
-        since = StorageBalance.objects.get().unpaid_since
-        assert since is not None
-        grant = CreditGrant(organization=account.organization, amount_minor=70, reason="x")
-        credit.grant(credit_grant=grant, user=None, account=account)
+        assert StorageBalance.objects.get().unpaid_since is not None
+        give(account, 70)
         assert [collect(account=account), collect(account=account)] == [50, 0]
         assert credit.credit_minor(account) == 20
         assert (unpaid_minor(account), StorageBalance.objects.get().unpaid_since) == (0, None)
 
     def test_without_a_price_storage_is_free(self, owner):
         book()
-        account = wallet(owner.organization, balance_minor=350)
-        assert charge_day(account=account, day=JUNE, size_bytes=900 * GB) is None
+        assert charge_day(account=wallet(owner.organization), day=JUNE, size_bytes=900 * GB) is None
         assert not StorageDay.objects.exists()
         assert storage_charges.storage_price("XXX") is None  # there is no price book in this currency
