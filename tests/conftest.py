@@ -27,6 +27,8 @@ from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection as django_connection
 from django.utils import translation
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from pytest_django import DjangoDbBlocker, Settings
 from rest_framework.test import APIClient
 
@@ -48,6 +50,12 @@ from tests.provider import Stripe
 from tests.runtime.images_of_ours import image_folder
 from tests.runtime.packages.index import Index
 from tests.slurm.cluster import SlurmCluster, missing_program
+
+# The same examples each time, and no time limits: a busy machine may be slow.
+hypothesis_settings.register_profile(
+    "trainyard", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("trainyard")
 
 CORES = len(os.sched_getaffinity(0))
 MAX_WORKERS = 16

@@ -1,19 +1,12 @@
-"""A profile of Hypothesis (the same examples each time, and no time limits), and a served sandbox."""
+"""A receiver of webhooks, and a served sandbox."""
 
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis
 
 from billing import gateway
 from tests.billing.serving import WebhookReceiver, running, serving
 from tests.factories.billing import book, wallet
-
-hypothesis.register_profile(
-    "billing", deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
-)
-hypothesis.load_profile("billing")
 
 
 @pytest.fixture

@@ -7,14 +7,12 @@ import pytest
 
 from tests.browser import lighthouse
 from tests.browser.conftest import LIVE_SERVER_MARKS, session_cookie
-from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 pytestmark = [*LIVE_SERVER_MARKS, pytest.mark.skipif(not lighthouse.is_installed(), reason=lighthouse.NOT_INSTALLED)]
 CATEGORIES = ("accessibility", "best-practices")
 
 
 def test_lighthouse_gives_all_points(transactional_db, playwright, console, customer):
-    DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization))
     session = session_cookie(console, customer.membership.user)
     audit = lighthouse.audit(
         playwright, f"{console}/training/new/", categories=CATEGORIES, cookies=[session], is_phone=True
