@@ -122,10 +122,7 @@ class Forecast:
 def month_of(at: datetime | None = None) -> Month:
     """Return the month of a time (default: now)."""
     start = installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    following = (start + timedelta(days=32)).replace(day=1)
-    # Not `replace`: daylight saving time may have changed the offset.
-    zone = timezone.get_default_timezone()
-    return Month(start, datetime(following.year, following.month, 1, tzinfo=zone))
+    return Month(start, (start + timedelta(days=32)).replace(day=1))
 
 
 def parse_month(name: str) -> Month:
@@ -197,7 +194,8 @@ def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
 def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> DailySpend:
     """Return the spend of each day of a month, in one series for each group.
 
-    Groups that cost nothing are left out. Of more than MAX_SERIES groups, the smallest share the last series.
+    Groups that cost nothing are left out. If there are more than MAX_SERIES groups, the last series is the
+    sum of the smallest ones.
     """
     groups = [share.name for share in shares_by(spends, dimension) if share.amount_minor]
     names = groups if len(groups) <= MAX_SERIES else [*groups[: MAX_SERIES - 1], OTHER_SERIES]
@@ -242,7 +240,7 @@ def open_holds(account: Account) -> QuerySet[Hold]:
 
 
 def months_with_costs(organization: Organization) -> Sequence[Month]:
-    """Return the months from the first charge to now, newest first, at most the last MAX_MONTHS."""
+    """Return the months from the first receipt to now, newest first, at most the last MAX_MONTHS."""
     first = Receipt.objects.filter(organization=organization).order_by("created_at").first()
     months = [month_of()]
     while first and months[-1].start > first.created_at and len(months) < MAX_MONTHS:

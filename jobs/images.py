@@ -21,7 +21,7 @@ from storage.models import Image
 
 
 def problem(image: Image) -> str:
-    """Return why no cluster can run the image; empty if a cluster can, or if one that might does not answer."""
+    """Return why no cluster can run the image; empty if a cluster can, or if any cluster does not answer."""
     return problems([image]).get(image.pk, "")
 
 

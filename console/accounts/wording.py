@@ -1,7 +1,8 @@
 """Sentences of allauth and Django on account pages that `locale/` translates anew: their own wording differs from ours.
 
-`locale/en` has our English of allauth's sentences, `locale/zh_Hans` our Chinese of all. Nothing imports this module. It
-keeps the sentences in the Chinese catalog when messages are collected.
+`locale/en` rewords allauth's sentences; `locale/zh_Hans` translates those of allauth and Django. Nothing imports this
+module: it keeps the sentences in the Chinese catalog when messages are collected. The English catalog is written by
+hand.
 """
 
 from __future__ import annotations

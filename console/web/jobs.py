@@ -30,7 +30,7 @@ from jobs.models import Job
 from storage import selectors as storage
 
 MAX_SELECTED = 100
-"""How many jobs one form may cancel: a page of the list has 25."""
+"""Maximum number of jobs that one form may cancel. The page sends 25 at most; the limit bounds what a script sends."""
 
 
 @require_GET
@@ -162,7 +162,10 @@ def job_configuration(request: MemberRequest, pk: int) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def job_edit(request: MemberRequest, pk: int) -> HttpResponse:
-    """Change a job's name, tags and notes, or how long its files are kept: only the fields that the form sends."""
+    """Change a job's name, tags and notes, or how long its files are kept: only the fields that the form sends.
+
+    This needs STORE, because files that are kept count against the storage quota.
+    """
     job = selectors.job_for(request.membership.organization, pk)
     data: dict[str, Any] = {name: request.POST[name] for name in ("name", "tags", "notes") if name in request.POST}
     with errors_as_message(request):

@@ -18,7 +18,7 @@ from tests.deploy.conftest import DEPLOY, KUBERNETES, OVERLAYS, ROOT, containers
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
-EXAMPLES = [path for path in DEPLOY.rglob("*.env*") if path.name != "secrets.env"]
+EXAMPLES = list(DEPLOY.rglob("*.env*"))
 INSTRUCTIONS = {"ARG", "FROM", "ENV", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "ENTRYPOINT", "CMD", "LABEL"}
 NOT_OURS = {
     "POSTGRES_PASSWORD", "REDIS_PASSWORD", "POSTGRES_USER", "POSTGRES_DB", "PGDATA", "PATH", "HOME",
@@ -127,12 +127,14 @@ def test_there_is_a_build_target_for_each_recipe():
 
 
 def test_the_dockerfiles_script_installs_a_recipe_with_the_standard_library_alone(tmp_path):
-    recipe = tmp_path / "deploy" / "images"
-    recipe.mkdir(parents=True)
-    (recipe / "tiny.txt").write_text("# check: import json\n")
+    recipes_folder = tmp_path / "deploy" / "images"
+    recipes_folder.mkdir(parents=True)
+    (recipes_folder / "tiny.txt").write_text("# check: import json\n")
     (tmp_path / "runtime").symlink_to(ROOT / "runtime")
     script = (DEPLOY / "docker" / "install_image.py").read_text()
-    script = script.replace("progress=PrintedProgress()", f"progress=PrintedProgress(), recipes=Path({str(recipe)!r})")
+    # Without this, `runtime` would find the real recipes, beside the link's target.
+    recipes_argument = f"recipes=Path({str(recipes_folder)!r})"
+    script = script.replace("progress=PrintedProgress()", f"progress=PrintedProgress(), {recipes_argument}")
     (tmp_path / "install_image.py").write_text(script)
     install = lambda name: subprocess.run(
         # -S: without the packages of the console, which the builder's stage lacks.

@@ -5,6 +5,7 @@ from datetime import timedelta
 from itertools import count
 
 import pytest
+from django.utils import timezone
 
 from billing.errors import InsufficientFunds
 from billing.models import HoldExtension, Quote
@@ -51,9 +52,11 @@ def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_
     customer, notebook, sent_tasks, django_capture_on_commit_callbacks
 ):
     quote = offer(customer, notebook)
-    # The quote is for the whole time, and says what is already held of its ceiling.
-    assert (quote.deadline_seconds, customer.wallet.held_minor) == (3 * HOUR, orders.held_minor(quote))
+    # The quote is for the whole time. What is held already is a part of its ceiling.
+    assert quote.deadline_seconds == 3 * HOUR
+    assert customer.wallet.held_minor == orders.held_minor(quote)
     with django_capture_on_commit_callbacks(execute=True):
+        # Without a key, the quote itself identifies the request.
         assert buy(customer, quote).pk == buy(customer, quote).pk == notebook.job_id
     assert ("extend_job", notebook.job_id) in sent_tasks
     assert_extended(customer, notebook, hours=3)
@@ -81,6 +84,7 @@ def test_an_extension_is_sold_once_under_its_key(customer, notebook):
     assert HoldExtension.objects.count() == 1
     assert_extended(customer, notebook, hours=3)
     sold = HoldExtension.objects.get().quote
+    # The other quote was for the time limit from before the sale.
     assert sum(isinstance(result, ChoiceUnavailable) for result in results) == (1 if sold == quote else 3)
     with pytest.raises(QuoteBought):
         buy(customer, sold, "a third key")
@@ -113,7 +117,7 @@ def test_what_cannot_be_extended_is_neither_priced_nor_sold(customer, notebook, 
         held = 0
     elif state == "about to end":
         seconds_left = 30
-        Attempt.objects.update(started_at=notebook.job.queued_at - timedelta(seconds=2 * HOUR - seconds_left))
+        Attempt.objects.update(started_at=timezone.now() - timedelta(seconds=2 * HOUR - seconds_left))
     else:
         monkeypatch.setattr(type(customer.backend), "extends_runs", False)
     for call in (lambda: offer(customer, notebook), lambda: buy(customer, quote)):

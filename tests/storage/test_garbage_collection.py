@@ -17,7 +17,10 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def later(monkeypatch):
-    """Move the clock of the garbage collection eight days ahead, because file times cannot be set back."""
+    """Move `timezone.now` eight days ahead, for the tests too.
+
+    The garbage collection reads when a file's status last changed (ctime), which cannot be set back.
+    """
     eight_days = timezone.now() + timedelta(days=8)
     monkeypatch.setattr(garbage_collection.timezone, "now", lambda: eight_days)
 
@@ -61,7 +64,7 @@ def test_files_without_a_row_are_removed(owner):
 
 
 @pytest.mark.usefixtures("later")
-def test_an_entry_that_its_request_removes_meanwhile_is_passed_over(monkeypatch):
+def test_an_entry_that_disappears_after_it_was_listed_is_passed_over(monkeypatch):
     leftover()
     gone = catalog.scratch() / "gone"
     list_entries = Path.iterdir
