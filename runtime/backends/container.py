@@ -163,8 +163,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     # linker's default folders, which are the image's too, so the check above refuses an interpreter that has libraries
     # elsewhere.
     command = [f"{HOST_TARGET}{loader}", "--inhibit-cache", "--library-path", search_path]
-    # A folder that a library or extension module names itself (DT_RPATH, DT_RUNPATH) is the image's, and the linker
-    # prefers DT_RPATH to the library path. The empty name is the interpreter's.
+    # A library or extension module may name folders itself (DT_RPATH, DT_RUNPATH). In the sandbox these are the
+    # image's, and the linker prefers DT_RPATH to the library path. In this list, the empty name is the interpreter.
     modules = sorted((prefix / "lib").glob("python3*/lib-dynload/*.so"))
     command += ["--inhibit-rpath", ":".join(["", *(f"{HOST_TARGET}{path}" for path in [*libraries, *modules])])]
     return [*command, f"{HOST_TARGET}{executable}", "-X", "utf8"], mounts

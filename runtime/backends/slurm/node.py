@@ -204,7 +204,7 @@ class SlurmSupervisor(Supervisor):
             self._end(verdict)
 
     def _may_be_ended_by_slurm(self) -> bool:
-        """Return whether a rank died of a SIGTERM that Slurm may have sent, but has not sent to this process yet.
+        """Return whether a rank died of a SIGTERM that may be Slurm's, and none to this process is recorded yet.
 
         Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
         """

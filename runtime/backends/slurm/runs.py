@@ -231,7 +231,7 @@ class SlurmRun:
         write_json(self.folder / "final.json", {"records": records})
         (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # the nodes delete it only if they all start
         self.active_marker.unlink(missing_ok=True)
-        # Makes `changes` report the run. If this fails, it does so because the marker is gone.
+        # Makes `changes` report the run. If the write fails, the removal of the marker does so.
         with contextlib.suppress(OSError):
             self.change_file.write_bytes(b"!")
 
