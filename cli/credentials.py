@@ -43,7 +43,7 @@ def normalize_url(text: str, *, allow_http: bool = False) -> str:
     try:
         port = parts.port
     except ValueError:
-        port = -1
+        port = -1  # not a valid port; refused below
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1 or "@" in parts.netloc:
         raise InvalidChoice("Enter the address of a console, for example https://trainyard.example.com")
     if parts.scheme == "http" and not allow_http and not _is_this_machine(parts.hostname):

@@ -374,7 +374,7 @@ class SweepQuote:
 
 @dataclass(frozen=True)
 class Objective:
-    """The metric that a sweep optimizes."""
+    """The metric that a sweep optimizes. `goal` is `maximize` or `minimize`."""
 
     metric: str
     goal: str

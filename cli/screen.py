@@ -130,7 +130,10 @@ class Screen:
         title: str = "",
         right_aligned: Collection[str] = (),
     ) -> None:
-        """Print a table. `right_aligned` names the columns that are aligned to the right, such as numbers."""
+        """Print a table. `right_aligned` names the columns that are aligned to the right, such as numbers.
+
+        If all names in `columns` are empty, the table has no header.
+        """
         table = Table(
             title=Text(clean(title)) if title else None,
             title_justify="left",

@@ -43,7 +43,7 @@ class JobView:
             self.job = decode(Job, data, "state")
         elif name == "metrics":
             for curve, points in decode(dict[str, tuple[tuple[float, ...], ...]], data, "metrics").items():
-                if points and len(points[-1]) == 2:
+                if points and len(points[-1]) == 2:  # a step and a value; anything else is not a point
                     self.latest[curve] = points[-1][1]
 
     def description(self) -> str:

@@ -146,6 +146,7 @@ class RunSpec:
     local_rank_argument: LocalRankArgument = LocalRankArgument.AUTO
     epochs: int = 1
     lr: str = "0.01"
+    """As ordered, digit by digit, since a float could show another number."""
     lr_scaling: LrScaling = LrScaling.NONE
     warmup_epochs: int = 0
     batch_size: int = 32
@@ -311,7 +312,7 @@ class WaitingCode(enum.StrEnum):
     """The reason why an accepted run does not run yet, with the keys of `RunStatus.waiting_data`."""
 
     STARTING = "starting"
-    """Nodes are starting. `nodes`: how many are not ready; `step`: place, image, volume or container."""
+    """Nodes are starting. `step`: place, image, container or supervisor; `nodes`, if known: how many are not ready."""
     GPUS = "gpus"
     """`nodes` nodes need `wanted` GPUs each, of `gpu_type` ("": any); `free`: how many are free, None if not known."""
     CPUS = "cpus"

@@ -128,7 +128,7 @@ def metrics(session: Session, job_id: int) -> None:
         return
     rows = []
     for name, points in sorted(curves.items()):
-        values = [point[1] for point in points if len(point) == 2]
+        values = [point[1] for point in points if len(point) == 2]  # each point is a step and a value
         if values:
             numbers = (values[0], values[-1], min(values), max(values))
             rows.append((name, f"{len(values):,}", *(f"{number:.6g}" for number in numbers)))

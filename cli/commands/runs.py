@@ -360,7 +360,7 @@ def to_minor(text: str, currency: str, option: str) -> int:
     try:
         amount = Decimal(text).scaleb(decimals(currency))
     except InvalidOperation:
-        amount = Decimal("NaN")
+        amount = Decimal("NaN")  # which the next check refuses
     if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount >= MAX_AMOUNT_MINOR:
         raise InvalidChoice(f"{option} must be an amount such as 5.00 in {currency}.")
     return int(amount)

@@ -190,7 +190,10 @@ def _watch(session: Session, client: Client, sweep_id: int) -> None:
 
 
 def _exit_status(sweep: Sweep) -> int:
-    """Return the exit status for an ended sweep, as `watch` documents it."""
+    """Return the exit status for an ended sweep, as `watch` documents it.
+
+    The reasons `completed` (all trials have ended) and `ceiling` (another trial could exceed it) are no failures.
+    """
     if sweep.reason == "stopped":
         return JOB_CANCELLED
     return 0 if sweep.best and sweep.reason in {"completed", "ceiling"} else JOB_FAILED

@@ -72,8 +72,10 @@ class Container:
 
         Three of its variables describe this machine's system, and give way to those of the image.
         """
-        own = {name: value for name, value in environment.items() if name not in {"PATH", "LANG", "SSL_CERT_FILE"}}
-        return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **self.environment, **own}
+        platform_variables = {
+            name: value for name, value in environment.items() if name not in {"PATH", "LANG", "SSL_CERT_FILE"}
+        }
+        return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **self.environment, **platform_variables}
 
 
 def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
@@ -91,6 +93,7 @@ def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
         if name not in _SPLIT_FOLDERS and name not in hidden:
             args += _entry_arguments(root / name, f"/{name}")
     for folder in _SPLIT_FOLDERS:
+        # The names in this folder by which the paths of the later mounts continue.
         hidden_entries = {part for path in paths if path.parts[1] == folder for part in path.parts[2:3]}
         for name in _names(root / folder):
             if name not in _OWN_ENTRIES[folder] | hidden_entries:
@@ -160,8 +163,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     # linker's default folders, which are the image's too, so the check above refuses an interpreter that has libraries
     # elsewhere.
     command = [f"{HOST_TARGET}{loader}", "--inhibit-cache", "--library-path", search_path]
-    # A folder that a library or extension module names itself (DT_RPATH, DT_RUNPATH) is the image's, and the linker
-    # prefers DT_RPATH to the library path. The empty name is the interpreter's.
+    # A library or extension module may name folders itself (DT_RPATH, DT_RUNPATH). In the sandbox these are the
+    # image's, and the linker prefers DT_RPATH to the library path. In this list, the empty name is the interpreter.
     modules = sorted((prefix / "lib").glob("python3*/lib-dynload/*.so"))
     command += ["--inhibit-rpath", ":".join(["", *(f"{HOST_TARGET}{path}" for path in [*libraries, *modules])])]
     return [*command, f"{HOST_TARGET}{executable}", "-X", "utf8"], mounts

@@ -92,6 +92,7 @@ class Sandbox:
     interpreter_prefixes: tuple[Path, ...]
     """Folders outside the image that hold its interpreter; see the function `interpreter_prefixes`."""
     launcher: Path
+    """The launcher's folder."""
     mounts: tuple[Mount, ...]
     datasets_target: str
     """The datasets' folder inside the sandbox. It exists even if the run has no datasets."""

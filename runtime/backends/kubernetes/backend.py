@@ -383,7 +383,10 @@ class KubernetesBackend:
                 self._api.delete(path, grace_seconds=grace, uid=meta["uid"])
 
     def _delete_orphans(self, namespace: str, name: str) -> None:
-        """Delete the run's objects that have lost their owner. Kubernetes deletes all others together with the Job."""
+        """Delete the run's objects that have lost their owner, for example by `kubectl delete job --cascade=orphan`.
+
+        Kubernetes deletes all others together with the Job.
+        """
         for version, plural, object_name in (
             ("v1", "services", name),
             ("v1", "secrets", name),

@@ -213,19 +213,19 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
         return _cause(pod, _NO_CAPACITY)
     if pod.pod_reason == "Evicted" and _OWN_DISK_LIMIT.search(pod.pod_message):
         return _cause(pod, _DISK_FULL, data={"limit_mib": job.spec.disk_mib})
-    reason = _DISRUPTION_REASONS.get(pod.disruption) or _POD_REASONS.get(pod.pod_reason)
+    diagnosis = _DISRUPTION_REASONS.get(pod.disruption) or _POD_REASONS.get(pod.pod_reason)
     # A Pod that was deleted before its container started has the same container reasons, but its machine did not
     # restart.
     was_never_started = pod.container_reason in EXIT_UNKNOWN_REASONS and pod.deletion_deadline is not None
-    if reason is None and pod.ended and not was_never_started:
-        reason = _CONTAINER_REASONS.get(pod.container_reason)
-    if reason is None:
+    if diagnosis is None and pod.ended and not was_never_started:
+        diagnosis = _CONTAINER_REASONS.get(pod.container_reason)
+    if diagnosis is None:
         return None
-    if reason is _OUT_OF_MEMORY:
+    if diagnosis is _OUT_OF_MEMORY:
         # The console's message for the customer names the limit.
-        return _cause(pod, reason, at=pod.disrupted_at, data={"limit_mib": job.spec.memory_mib})
-    cause = _cause(pod, reason, at=pod.disrupted_at)
-    if reason is _NO_PYTHON and job.spec.builtin:
+        return _cause(pod, diagnosis, at=pod.disrupted_at, data={"limit_mib": job.spec.memory_mib})
+    cause = _cause(pod, diagnosis, at=pod.disrupted_at)
+    if diagnosis is _NO_PYTHON and job.spec.builtin:
         return dataclasses.replace(cause, outcome=Outcome.PLATFORM_ERROR)  # the image is the platform's own
     return cause
 
@@ -270,13 +270,13 @@ def _external_deletion(job: JobState, pods: Mapping[int, PodState], events: Dele
 
 
 def _cause(
-    pod: PodState, reason: _Diagnosis, *, at: float | None = None, data: Mapping[str, Any] | None = None
+    pod: PodState, diagnosis: _Diagnosis, *, at: float | None = None, data: Mapping[str, Any] | None = None
 ) -> Cause:
-    """Return the cause of a Pod's end for this reason. Without `at`, it is dated at the Pod's end or deletion."""
+    """Return the cause of a Pod's end with this diagnosis. Without `at`, it is dated at the Pod's end or deletion."""
     detail = f" ({pod.pod_message})" if pod.pod_message else ""
-    failure = Failure(f"Node {pod.node} {reason.message}{detail}.", reason.code, dict(data or {}), pod.node)
+    failure = Failure(f"Node {pod.node} {diagnosis.message}{detail}.", diagnosis.code, dict(data or {}), pod.node)
     cause_at = at or pod.finished_at or pod.deletion_deadline or pod.created_at
-    return Cause(reason.outcome, failure, cause_at, reason.lag_seconds)
+    return Cause(diagnosis.outcome, failure, cause_at, diagnosis.lag_seconds)
 
 
 # Causes that records claim, and causes by exit codes

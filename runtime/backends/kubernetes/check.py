@@ -281,5 +281,5 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
         )
     finally:
         if config.volume.shared:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # an empty folder that stays does no harm
                 workspace.rmdir()

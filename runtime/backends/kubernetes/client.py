@@ -273,6 +273,7 @@ class ApiClient:
             raise self._unavailable(error) from error
         proxy = getattr(client.rest_client.pool_manager, "proxy", None)
         return WebsocketTarget(
+            # http: becomes ws:, and https: becomes wss:.
             url=f"ws{configuration.host.removeprefix('http').rstrip('/')}{path}?{urllib.parse.urlencode(query)}",
             headers=headers,
             ssl=context,

@@ -38,7 +38,7 @@ class Volume:
     """A folder that exists on each machine."""
     shared: bool = True
     """Whether the console sees the files that Pods write. If not, `host_path` is a different folder on each machine,
-    logs come from the API server, and checkpoints are lost with their Pod."""
+    logs come from the API server, and checkpoints are in an emptyDir of their Pod, so they are lost with it."""
 
 
 @dataclass(frozen=True)

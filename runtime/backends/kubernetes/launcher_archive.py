@@ -55,7 +55,7 @@ _ENTRY_MODE = 0o100644 << 16
 
 @functools.lru_cache(maxsize=1)
 def build() -> bytes:
-    """Return the archive of this installation's launcher."""
+    """Return the archive of the launcher in this console's version."""
     return pack(Path(launcher.__file__).parent)
 
 

@@ -153,6 +153,7 @@ def _service(spec: RunSpec) -> Manifest:
 
 
 def _pod_plan(inputs: PodInputs) -> Manifest:
+    """Return the ConfigMap with the Pod plan. Its key is the name that the plan had in earlier versions."""
     pod_plan = json.dumps(inputs.pod_plan, sort_keys=True)
     return {"apiVersion": "v1", "kind": "ConfigMap", "data": {"order.json": pod_plan}}
 
@@ -183,8 +184,9 @@ def _network_policy(spec: RunSpec, config: ClusterConfig) -> Manifest:
     }
 
 
-def _secret(keys: Mapping[str, str]) -> Manifest:
-    data = {name: _base64(value) for name, value in keys.items()}
+def _secret(values: Mapping[str, str]) -> Manifest:
+    """Return a Secret with these values, by name."""
+    data = {name: _base64(value) for name, value in values.items()}
     return {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": data}
 
 

@@ -213,9 +213,9 @@ class LocalBackend(FolderBackend):
             cpus -= resources["cpus"] * nodes
             memory_mib -= resources["memory_mib"] * nodes
             free_gpus.difference_update(*submission["gpus"])
+        gpu_type = self._total.gpu_type if free_gpus else ""
         # Rounded, since 0.1 + 0.2 is not exactly 0.3. At least 0, since live runs may use more than the total after an
         # administrator has lowered the total.
-        gpu_type = self._total.gpu_type if free_gpus else ""
         free = Resources(max(0.0, round(cpus, 6)), max(0, memory_mib), len(free_gpus), gpu_type)
         return free, sorted(free_gpus)
 

@@ -155,7 +155,7 @@ def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordD
         # The outcome is stored only once, so the run must not count as ended before Slurm gives its reason.
         return {**record, "phase": "stopping", "alive": True}
     reason = _cause_by_job_state(record, observation)
-    if reason is None:
+    if reason is None:  # Slurm gives none either, so the supervisor's own cause stays
         return {**record, "alive": True}
     # Slurm signals all processes of a node, so a rank may fail by the signal before its supervisor has received it.
     signalled_at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS

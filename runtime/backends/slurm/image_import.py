@@ -344,6 +344,7 @@ class _Importer:
         return text.replace(password, "***") if password else text
 
     def _check_limits(self) -> None:
+        """Raise ImportStopped if a stop was requested, ImportFailed if the import takes too long or too much disk."""
         if self._is_stopped():
             raise ImportStopped
         now = time.monotonic()

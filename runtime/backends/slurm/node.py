@@ -152,7 +152,7 @@ class SlurmRecord(Record):
     """Minimum interval between two notifications: the interval at which `SlurmBackend.changes` reads them."""
 
     def notify(self) -> None:
-        """Notify the readers, and delay the next notification, unless it is that of the node's end."""
+        """Notify the readers, and delay the next notification. Only that of the node's end is never delayed."""
         super().notify()
         self.delay_notification(self._MIN_NOTIFY_SECONDS)
 
@@ -204,7 +204,7 @@ class SlurmSupervisor(Supervisor):
             self._end(verdict)
 
     def _may_be_ended_by_slurm(self) -> bool:
-        """Return whether a rank died of a SIGTERM that Slurm may have sent, but has not sent to this process yet.
+        """Return whether a rank died of a SIGTERM that may be Slurm's, and none to this process is recorded yet.
 
         Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
         """
@@ -224,7 +224,7 @@ class SlurmSupervisor(Supervisor):
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
     # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
-    # Until then, SIGTERM has its default action and ends this process. During an import it waits for the import's end.
+    # Until then, SIGTERM has its default action and ends this process, during an import only at the import's end.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:

@@ -1,4 +1,4 @@
-"""The program of the compute nodes, which lies on shared storage, so that they need no installation of the console."""
+"""The program of the compute nodes. It lies on shared storage, since these nodes have no console installed."""
 
 from __future__ import annotations
 

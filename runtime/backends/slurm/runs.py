@@ -231,8 +231,9 @@ class SlurmRun:
         write_json(self.folder / "final.json", {"records": records})
         (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # the nodes delete it only if they all start
         self.active_marker.unlink(missing_ok=True)
+        # Makes `changes` report the run. If the write fails, the removal of the marker does so.
         with contextlib.suppress(OSError):
-            self.change_file.write_bytes(b"!")  # `changes` then reports the run
+            self.change_file.write_bytes(b"!")
 
     def _enforce_end(self, job_id: str, observation: Observation, status: RunStatus) -> None:
         """Have Slurm end the job of a run that should have ended by request and has not."""

@@ -50,7 +50,7 @@ class ShellSteps:
                 await _wait_until_ready(reader, srun)
                 yield reader, writer
             finally:
-                writer.close()
+                writer.close()  # ends srun's stdin, and so the step
                 await _wait_for_end(srun)
         finally:
             writer.close()

@@ -181,7 +181,10 @@ class Limits(NodeLimits):
         return None
 
     def _open_files(self) -> Iterator[str]:
-        """Yield the /proc paths of the run's open descriptors. A deleted file takes up disk until it is closed."""
+        """Yield the /proc paths of the run's open descriptors. A deleted file takes up disk until it is closed.
+
+        Yields none where nodes have no control groups, since only these list the processes of all nodes.
+        """
         for pid in cgroups.processes(recorded_cgroups(self._folder / "nodes")):
             folder = f"/proc/{pid}/fd"
             with contextlib.suppress(OSError), os.scandir(folder) as entries:

@@ -9,7 +9,8 @@ from runtime.launcher.topology import LaunchPlan
 class SupervisorPlan(NodePlan, total=False):
     """The plan of one node, as JSON. Paths are those of the host.
 
-    The fields of NodePlan are its limits. `launcher` is the launch plan, which the supervisor passes on.
+    The fields of NodePlan are its limits. `launcher` is the launch plan, which the supervisor passes on. The `plan` in
+    the launch plan has the fields of `topology.Plan`, such as nodes and addresses.
     """
 
     name: str

@@ -44,7 +44,9 @@ class ProcessTree:
         plan = self._plan
         if plan["cgroups"]:
             self._create_cgroup()
-        fork_server = connect_fork_server(plan["fork_server"], len(plan["ranks"])) if plan["fork_server"] else None
+        fork_connection = None
+        if plan["fork_server"]:
+            fork_connection = connect_fork_server(plan["fork_server"], len(plan["ranks"]))
         info_fd, bubblewrap_info_fd = os.pipe()
         seccomp_fds = _seccomp_fds()
         bubblewrap, *options = plan["sandbox"]
@@ -52,7 +54,7 @@ class ProcessTree:
         for seccomp_fd in seccomp_fds:
             options += ["--seccomp", str(seccomp_fd)]
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
-        fork_fds = [] if fork_server is None else [fork_server.launcher_end.fileno()]
+        fork_fds = [] if fork_connection is None else [fork_connection.launcher_end.fileno()]
         inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
         # bubblewrap needs no variables, and its arguments set those of the launcher.
         self._bubblewrap_pid = spawn(
@@ -64,9 +66,11 @@ class ProcessTree:
         with os.fdopen(info_fd, "rb") as info_file, contextlib.suppress(ValueError, KeyError):
             self.init_pid = int(json.loads(info_file.read())["child-pid"])
             resource_limits.raise_launcher_priority(self.init_pid)
-        if fork_server is not None:
-            fork_server.send_sandbox(self.init_pid, self._bubblewrap_pid, self._kernel_limits(), self._cgroup_folders())
-            fork_server.launcher_end.close()
+        if fork_connection is not None:
+            fork_connection.send_sandbox(
+                self.init_pid, self._bubblewrap_pid, self._kernel_limits(), self._cgroup_folders()
+            )
+            fork_connection.launcher_end.close()
         return fork_fds[0] if fork_fds else None
 
     def _cgroup_folders(self) -> list[Path]:
@@ -139,7 +143,7 @@ def recorded_cgroups(folder: Path) -> list[Path]:
     """Return the control groups of all nodes of a run, as their supervisors recorded them in `folder`."""
     folders: list[Path] = []
     for cgroups_file in folder.glob("*.cgroups"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # the list is being written, or was just removed
             folders += map(Path, json.loads(cgroups_file.read_bytes()))
     return folders
 
@@ -149,6 +153,6 @@ def remove_recorded_cgroups(cgroups_file: Path) -> None:
     try:
         folders = [Path(folder) for folder in json.loads(cgroups_file.read_bytes())]
     except (OSError, ValueError):
-        return
+        return  # no list, or an incomplete one: it is written first, so no group was created
     if cgroups.remove(folders):
         cgroups_file.unlink(missing_ok=True)

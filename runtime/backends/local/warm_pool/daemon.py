@@ -2,10 +2,10 @@
 
     python -I -S -c "..." < settings
 
-If the daemon dies, runs only start more slowly. Runs that it has started continue, since each has a session of its own.
-Its fork servers die with it, and the next submission starts cold. Each root folder of runs has at most one daemon,
-which holds `.warm_pool/lock`. It ends after `idle_seconds` without requests. Imports no installed package, so that its
-forks are small.
+The settings are DaemonSettings as JSON. If the daemon dies, runs only start more slowly. Runs that it has started
+continue, since each has a session of its own. Its fork servers die with it, and the next submission starts cold. Each
+root folder of runs has at most one daemon, which holds `.warm_pool/lock`. It ends after `idle_seconds` without
+requests. Imports no installed package, so that its forks are small.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class Daemon:
                 self._fork_server_writer.sendall(json.dumps(request["fork_server"]).encode())
             self._fork_server_writer.close()
             connection.sendall(protocol.ACCEPTED)
+            # The input ends when the submitter has recorded the submission, or has died. So this wait needs no limit.
             connection.settimeout(None)
-            # The input ends when the submitter has recorded the submission, or has died.
             while connection.recv(1):
                 pass
             connection.close()

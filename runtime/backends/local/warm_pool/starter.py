@@ -2,8 +2,9 @@
 
     python -I -S -c "..." < request
 
-This process waits for the end of its input. The input ends when the submitter has recorded the submission, or has died.
-In the latter case nothing is started. Imports no installed package, so that it starts in milliseconds.
+The request is a StartRequest as JSON. This process waits for the end of its input. The input ends when the submitter
+has recorded the submission, or has died. In the latter case nothing is started. Imports no installed package, so that
+it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def supervise(request: StartRequest) -> None:
         "master_port": port_numbers[1] if worker_ports else port_numbers[0],
         "worker_ports": port_numbers[1 : 1 + worker_ports],
         "spare_ports": port_numbers[1 + worker_ports :],
-        "own_network": not sharing_reason and len(plans) == 1,  # all nodes of a run share one network namespace
+        "own_network": not sharing_reason and len(plans) == 1,  # several nodes would share the run's namespace
     }
     for plan in plans:
         plan["launcher"]["plan"].update(shared_fields)
