@@ -57,7 +57,6 @@ def activation(request: MemberRequest) -> HttpResponse:
             "terms_version": installation.terms_version(),
             "open_jobs": jobs.open_jobs(organization).count() if is_active else 0,
         },
-        status=422 if form.errors else 200,
     )
 
 

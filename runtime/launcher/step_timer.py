@@ -215,7 +215,8 @@ class Recorder:
 
 def _is_nested() -> bool:
     """Whether this step is part of another one: Horovod's optimizers step by their base class's step."""
-    # 0 is this function, 1 `note_step`, 2 torch's wrapper of every `step()`: the same code for a nested one.
+    # 0 is this function, 1 `note_step`, 2 torch's wrapper. All `step()`s share the wrapper's code, so this step is
+    # nested if a caller has the same code.
     frame = sys._getframe(2)  # noqa: SLF001 - the public `inspect` is far slower, and this runs at every step
     step_code, caller = frame.f_code, frame.f_back
     for _depth in range(_MAX_CALLER_DEPTH):

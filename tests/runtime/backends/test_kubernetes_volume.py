@@ -33,8 +33,13 @@ def test_folders_belong_to_the_pods_user(tmp_path):
 @pytest.mark.parametrize("is_root", [True, False])
 def test_pods_may_change_checkpoints_that_the_console_copied(tmp_path, monkeypatch, is_root):
     owners = {}
+
+    def chown(path, uid, _gid, *, follow_symlinks=True, **_folder):
+        assert not follow_symlinks
+        owners[os.fspath(path)] = uid
+
     monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 1234)
-    monkeypatch.setattr(os, "chown", lambda path, uid, *_group, **_options: owners.__setitem__(os.fspath(path), uid))
+    monkeypatch.setattr(os, "chown", chown)
 
     def copy(folder):
         (folder / "deep").mkdir(mode=0o755)
@@ -114,9 +119,11 @@ def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path)
     (run / "logs").symlink_to(secret)
     assert read(folders, "rank-0.log", 0, 99) == (b"", True)
     assert folders.list_files("job-1-1", "logs") == []
+    (run / "moved" / "rank-2.log").write_text("its own")
+    assert read(folders, "rank-2.log", 0, 99, folder="moved") == (b"its own", True)
     run.rename(folders.root / "elsewhere")
     run.symlink_to(folders.root / "elsewhere")
-    assert read(folders, "rank-0.log", 0, 99, folder="moved") == (b"", True)
+    assert read(folders, "rank-2.log", 0, 99, folder="moved") == (b"", True)
 
 
 def test_a_change_of_content_changes_the_fingerprint(folders):
