@@ -72,6 +72,7 @@ def test_the_tracker_reports_a_pod_deleted_before_any_failure():
 
 
 def test_the_tracker_ignores_what_follows_a_failure_or_changed_between_two_lists():
+    """After a failure, the Job controller deletes the other Pods. A list does not show the order of earlier changes."""
     tracker = DeletionTracker()
     tracker.reset([api_pod("a"), api_pod("b"), api_pod("c"), api_pod("d", owner="another")])
     tracker.observe("MODIFIED", api_pod("b", "Failed"))
@@ -82,7 +83,7 @@ def test_the_tracker_ignores_what_follows_a_failure_or_changed_between_two_lists
     tracker.reset([api_pod("a", is_deleting=True), api_pod("b"), api_pod("c", "Failed")])
     assert not tracker.observe("MODIFIED", api_pod("a", is_deleting=True))
     assert not tracker.observe("MODIFIED", api_pod("b", is_deleting=True)), "one had failed before the list"
-    tracker.forget("job")
+    tracker.forget("job")  # and the failure that was remembered for it
     assert tracker.observe("MODIFIED", api_pod("e")) is False
     assert tracker.observe("MODIFIED", api_pod("e", is_deleting=True))
 
@@ -127,6 +128,7 @@ def test_a_run_waits_for_the_controllers_last_event():
     assert not early.are_expected([0], END + 5), "all deletions are explained"
     assert not early.are_expected([0, 1], END + 40), "the event never arrived"
     assert not read(LAST_EVENT, now=END + 5).are_expected([0, 1], END + 5)
+    # The events of elastic and of large runs are never complete, so no run waits for them.
     elastic = dataclasses.replace(FAILED.spec, min_nodes=1)
     assert not any(one.are_expected([0, 1], END + 5) for one in (read(nodes=11), read(spec=elastic)))
     assert status_of(ended(1, 1), events=early).phase is RunPhase.ENDED
@@ -152,6 +154,7 @@ def status_of(*pods, events=None, now=END + 5, job=FAILED):
 BY_CONTROLLER = DeletionEvents(deleted_by_controller=frozenset({0}), is_complete=True)
 DELETED_POD = running(0, deletion_deadline=END, ended=True, finished_at=END)
 BY_OTHERS = DeletionEvents(is_complete=True)
+# A machine counts as lost at the time of a failure if it became NotReady at most 120 s later.
 NOT_READY = {at: dataclasses.replace(BY_CONTROLLER, not_ready_at={0: at}) for at in (END, END + 50, END + 500)}
 SEEN_BY_WATCH = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted_at=END - 1)
 
