@@ -208,7 +208,7 @@ def test_a_pod_that_others_deleted_stays_marked_as_deleted_by_others():
     )
     kept = dataclasses.replace(JOB, saved_pods={0: PodState.from_json(removed.to_json())})
     assert newest_pods(kept, [running(0, deletion_deadline=END)])[0].disrupted_at == END - 25
-    assert newest_pods(kept, [running(0, uid="new", created_at=999.0)])[0].disruption == ""
+    assert newest_pods(kept, [running(0, uid="new", created_at=999.0)])[0].disruption == "", "a newer Pod"
     drained = running(0, disruption="EvictionByEvictionAPI", disrupted_at=END)
     assert newest_pods(kept, [drained])[0].disruption == "EvictionByEvictionAPI", "its own condition takes precedence"
 
@@ -262,7 +262,7 @@ def test_a_code_failure_while_no_console_ran_is_billed_once_its_events_are_there
 
 
 def test_a_machine_lost_while_no_console_ran_is_a_lost_node(unwatched, fake):
-    """The Job deletes the dead machine's Pod, since its peer failed. It vanishes when the cloud removes the Node."""
+    """The Job deletes the dead machine's Pod, since its peer failed. The Pod vanishes once the Node is removed."""
     start(unwatched, PEERS)
     pods = {one.metadata.name: one.spec.node_name for one in unwatched.site.pods(NAME)}
     deleted, machine = next(iter(pods.items()))

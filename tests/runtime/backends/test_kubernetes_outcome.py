@@ -89,6 +89,7 @@ def exit_at(at):
     return cause("code_failed", "rank_exited", at=at, node=1)
 
 
+# Expected ends, and then what Pods show in each state.
 EXITED = (Outcome.CODE_FAILED, FailureCode.RANK_EXITED)
 MEMORY = (Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY)
 SILENT = (Outcome.CODE_FAILED, FailureCode.NODE_SILENT)

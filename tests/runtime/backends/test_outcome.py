@@ -1,4 +1,4 @@
-"""The status and outcome of a run, merged from the records of its nodes."""
+"""The status and outcome of a run, merged from the records of its nodes. The run `r` was submitted at 1.0."""
 
 import pytest
 
