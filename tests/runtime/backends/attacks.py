@@ -36,7 +36,7 @@ ATTACKS = {
             attempt(os.kill, pid, number)
     info = ctypes.create_string_buffer(128)
     ctypes.c_int.from_buffer(info, 0).value = signal.SIGINT
-    ctypes.c_int.from_buffer(info, 8).value = -1
+    ctypes.c_int.from_buffer(info, 8).value = -1  # SI_QUEUE: the kernel lets a process send such a siginfo
     for pid in targets:
         attempt(os.killpg, pid, signal.SIGINT)
         libc.syscall(TKILL, pid, int(signal.SIGINT))
@@ -45,7 +45,7 @@ ATTACKS = {
         libc.syscall(TGSIGQUEUEINFO, pid, pid, int(signal.SIGINT), info)
         for descriptor in (attempt(os.pidfd_open, pid), attempt(os.open, "/proc/%d" % pid, os.O_RDONLY)):
             libc.syscall(PIDFD_SEND_SIGNAL, descriptor, int(signal.SIGINT), 0, 0)
-        for owner in (pid, -pid):
+        for owner in (pid, -pid):  # the kernel signals the owner (-pid: its group) when data arrive
             reading, writing = os.pipe()
             attempt(fcntl.fcntl, reading, fcntl.F_SETOWN, owner)
             attempt(fcntl.fcntl, reading, F_SETSIG, int(signal.SIGINT))

@@ -42,10 +42,10 @@ def test_a_run_that_can_never_start_is_refused(harness):
     (harness.workspace / "loop").symlink_to("loop")
     (harness.folder / "outside.py").touch()
     (harness.workspace / "link_out_of_the_workspace").symlink_to(harness.folder / "outside.py")
-    two = harness.spec().mounts
+    valid_mounts = harness.spec().mounts
     elsewhere, above = (Mount(str(harness.dataset), target) for target in ("/elsewhere", "/workspace/../etc"))
     missing, file = (Mount(str(harness.workspace / name), "/datasets/x") for name in ("missing", "train.py"))
-    bad_mounts = [({"mounts": (*two, mount)}, "mounts") for mount in (elsewhere, above, missing, file)]
+    bad_mounts = [({"mounts": (*valid_mounts, mount)}, "mounts") for mount in (elsewhere, above, missing, file)]
     for changes, field in (*REFUSED, *bad_mounts):
         assert refused_field(harness, changes) == field, changes
     assert harness.backend.names() == []

@@ -99,7 +99,7 @@ def test_the_life_of_a_run_that_is_stopped(any_harness):
     backend.submit(spec)
     first = backend.describe("job-1-1")
     assert first.phase in {RunPhase.STARTING, RunPhase.RUNNING}
-    assert first.submitted_at == pytest.approx(before, abs=30)
+    assert first.submitted_at == pytest.approx(before, abs=30), "in Unix seconds; a cluster's clock may differ"
     for rank in range(2):
         any_harness.wait_for_text("ready\n", rank=rank)
     running = any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
@@ -112,7 +112,7 @@ def test_the_life_of_a_run_that_is_stopped(any_harness):
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("ready\n", 6, False), "it can be read while the run goes on"
     if any_harness.keeps_output:  # without shared storage there are no samples
         sample = json.loads(wait_for(lambda: backend.samples("job-1-1", 0).text, 60).splitlines()[0])
-        # Neither the machine's memory nor the disk that /tmp may lie on.
+        # The memory that the node's code uses: not the machine's, and without the files in /tmp if that is on a disk.
         assert 1 << 20 < sample["memory"] < spec.resources.memory_mib << 20
         assert [rank["rank"] for rank in sample["ranks"]] == [0]
         assert abs(sample["at"] - time.time()) < 600
@@ -263,7 +263,9 @@ def test_changes_are_reported_within_a_second(any_harness):
     )
     done.set()
     listener.join(30)
-    assert max(late[0] - early[0] for early, late in itertools.pairwise(reports)) < 3, "a heartbeat every second"
+    assert max(late[0] - early[0] for early, late in itertools.pairwise(reports)) < 3, (
+        "a heartbeat every second, with room for a busy machine"
+    )
     assert any("job-1-1" in names and stopped_at <= at < ended_at + 1 for at, names in reports)
 
 

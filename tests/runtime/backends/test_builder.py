@@ -85,6 +85,7 @@ def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeyp
     assert builder.build(root, "small", flavour=flavour, progress=progress, recipes=recipes)
     command = [str(root / "small" / "bin" / "python"), "-c", "import answer; print(answer.VERSION)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == installed
+    # That index is tried if no other has the CPU build.
     tries_pytorchs_index = any("PyTorch's own index" in step for step in progress.steps)
     assert tries_pytorchs_index is ("1.0+cpu" not in published)
     assert progress.steps[0] == f"Flavour: {flavour} (set)"
@@ -103,7 +104,7 @@ def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):
     assert venvs.is_ready(root, "small")
     assert any("Checking: import json" in step for step in progress.steps)
     assert "checked" in progress.lines
-    (root / "small" / "mark").touch()
+    (root / "small" / "mark").touch()  # distinguishes this build from later ones
     (recipes / "small.txt").write_text("# variable: FAVOURITE=blue\n")
     assert builder.list_images(root, recipes) == [
         ImageStatus("small", is_ready=True, is_current=False, unbuildable="", flavour=venvs.flavour(root, "small"))
@@ -111,7 +112,7 @@ def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):
     with (root / "small" / "pyvenv.cfg").open() as held:  # as a sandbox does
         assert build()
         assert held.read()
-    assert (root / ".small.before" / "mark").exists()
+    assert (root / ".small.before" / "mark").exists(), "the replaced image, which runs may still use"
     # A variable of the recipe is set in every interpreter of the image.
     command = [str(root / "small" / "bin" / "python"), "-c", "import os; print(os.environ['FAVOURITE'])"]
     for environment, expected in (({}, "blue"), ({"FAVOURITE": "red"}, "red")):
@@ -169,13 +170,13 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
         builder.build(root, "small", progress=progress, recipes=recipes)
     assert "was built, but does not work" in str(failure.value)
     assert "ModuleNotFoundError: No module named 'torch'" in str(failure.value)
-    assert re.search(
-        r"rank [01]: failed: framework$", str(failure.value), re.MULTILINE
-    )  # the first failure ends the other
+    # Either rank may be the first that cannot import its framework. The first failure ends the other rank.
+    assert re.search(r"rank [01]: failed: framework$", str(failure.value), re.MULTILINE)
     assert progress.steps[-1].startswith("Testing pytorch over gloo")
     assert not venvs.is_current(root, builder.read_recipe("small", recipes), Flavour.CPU)
     assert not (root / ".small.smoke").exists()
     assert processes_below(root) == []
+    # Asked in another process, since this one is the builder.
     code = (
         "import pathlib, sys; from runtime.images.venvs import is_ready;"
         "print(is_ready(pathlib.Path(sys.argv[1]), 'small'))"

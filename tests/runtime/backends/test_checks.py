@@ -11,6 +11,7 @@ from runtime.errors import BackendUnavailable
 
 CONFIG = {"backend": "slurm", "accounting": True, "containers": "oci"}
 SETTINGS = {"PreemptMode": "OFF"}
+"""What Slurm answers about its own configuration."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,7 @@ def test_a_check_that_gets_an_error_in_place_of_an_answer_fails(error, tmp_path,
         raise error
 
     backend = SimpleNamespace(isolation_gaps=refuse, capacity=refuse, submit=refuse, delete=refuse)
+    # If the backend is unavailable, the check "machine" reports it, and GPUs count as unknown.
     uncounted = {"GPUs"} if not isinstance(error, BackendUnavailable) else set()
     failed = failed_checks(local_check, backend, root=tmp_path) - {"sandbox", "folder of runs"}  # of this machine
     assert failed == {"isolation", "machine", "smoke run"} | uncounted
@@ -58,6 +60,7 @@ def test_a_check_that_gets_an_error_in_place_of_an_answer_fails(error, tmp_path,
 
 @pytest.mark.parametrize("answer", ["[]", "{}", "not JSON"])
 def test_an_answer_of_an_unexpected_form_fails_the_check_of_containers(answer, tmp_path, slurm_answers, monkeypatch):
+    # The job of this check writes its answer to a file with a random name, here `.check-x`.
     monkeypatch.setattr(slurm_check.secrets, "token_hex", lambda _count: "x")
 
     def call(program, *_arguments, **_options):

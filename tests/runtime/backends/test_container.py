@@ -253,8 +253,8 @@ def test_the_launcher_looks_for_no_library_in_folders_that_its_libraries_name():
     assert {f"{container.HOST_TARGET}{path}" for path in loaded} <= set(ignored)
 
 
-def test_an_interpreter_of_the_whole_machine_or_with_libraries_that_the_sandbox_lacks_is_refused(monkeypatch):
-    """The dynamic linker would look for those libraries in the image."""
+def test_an_interpreter_without_a_folder_of_its_own_or_with_libraries_outside_it_is_refused(monkeypatch):
+    """Its folder is mounted in the sandbox. The dynamic linker would look for other libraries in the image."""
     loader, missing = Path("/usr/lib/ld-linux-x86-64.so.2"), Path("/apps/spack/zlib-1.3/lib/libz.so.1")
     monkeypatch.setattr(container, "_loaded_libraries", lambda: [loader, missing])
     with pytest.raises(OSError, match=f"has loaded {missing}, which lies neither below /usr"):
@@ -262,6 +262,6 @@ def test_an_interpreter_of_the_whole_machine_or_with_libraries_that_the_sandbox_
     # An interpreter of the same folder is mounted together with the library.
     monkeypatch.setattr(container.sys, "executable", "/apps/spack/zlib-1.3/bin/python3")
     container.host_interpreter()
-    monkeypatch.setattr(container.sys, "executable", "/python/python3")  # as bin/python3 of the folder /
+    monkeypatch.setattr(container.sys, "executable", "/python/python3")  # its folder is two levels up: /
     with pytest.raises(OSError, match="the whole machine"):
         container.host_interpreter()

@@ -122,6 +122,7 @@ def test_a_run_may_lose_one_node_after_another(harness):
 
 
 def test_a_failed_rank_is_no_lost_node(harness):
+    # In the first round, rank 1 fails where TRAINS waits.
     script = TRAINS.replace("    while True: signal.pause()", "    sys.exit(7 if rank == 1 else signal.pause())")
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script, nodes=3, min_nodes=1, restart_count=4)
     assert (failure.rank, failure.exit_code, failure.code) == (1, 7, FailureCode.RANK_EXITED)
@@ -161,6 +162,7 @@ def horovod_harness(harness, digits):
 def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harness):
     harness = horovod_harness
     settings = {**SETTINGS, "framework": Framework.HOROVOD, "checkpoint_key": "elastic"}
+    # "": the script is an example, not `train.py`.
     harness.submit("", script="horovod_elastic.py", nodes=3, min_nodes=2, epochs=6, **settings)
     harness.wait_for_text("epoch 2 ")
     harness.lose_node(1)

@@ -106,6 +106,7 @@ def causes(harness, name="job-1-1"):
 
 @pytest.mark.slow
 def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(harness):
+    # AWAIT_ALL sets `rank`, and goes on once every rank has started.
     ignore = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     script = (
         AWAIT_ALL + ignore + "    if rank == 2: os.kill(os.getpid(), signal.SIGKILL)\n    while True: signal.pause()"
@@ -190,6 +191,7 @@ ever."""
 @pytest.mark.slow
 def test_silent_nodes_and_a_failed_rank_whose_process_stays_are_detected(harness):
     """Five runs at once: a node may be silent for 12 s, and a failed rank may take 30 s to end."""
+    # Not as a hang: `hang_seconds=0` switches that off.
     harness.start(STAYS, name="job-stays", nodes=2, hang_seconds=0, deadline_seconds=90)
     stopped = start(harness, name="job-stopped", nodes=2)
     cut_off = start(harness, name="job-cut-off", nodes=3)
@@ -204,7 +206,8 @@ def test_silent_nodes_and_a_failed_rank_whose_process_stays_are_detected(harness
     assert stopped[1].is_down(30)
     for name, outcome, node, code in (
         ("job-stopped", Outcome.NODE_LOST, 0, FailureCode.NODE_SILENT),
-        # All its nodes are on one machine, and every supervisor lives. Any of its nodes may be the first.
+        # Every supervisor lives, so only code can have kept the launchers from reaching each other. Any of the nodes
+        # may be the first to report it.
         ("job-cut-off", Outcome.CODE_FAILED, None, FailureCode.LAUNCHER_KILLED),
         ("job-lone-launcher", Outcome.CODE_FAILED, 0, FailureCode.LAUNCHER_KILLED),
         ("job-lone-supervisor", Outcome.NODE_LOST, 0, FailureCode.NODE_SILENT),
@@ -371,6 +374,7 @@ def test_code_that_destroys_its_reporting_files_still_completes(harness):
     for descriptor in range(3, 64):
         try: os.ftruncate(descriptor, 0)
         except OSError: pass
+        # One of these is the pipe on which ranks report to their launcher that they finished or raised.
         try: os.write(descriptor, b"raised 1\\nfinished 1\\n{" + bytes(range(256)) * 64)
         except OSError: pass
     print("done")

@@ -23,13 +23,16 @@ def replay(trace):
     """The hang that the detector finds in a trace, and when. None if it lets the run go on to its end."""
     hang_seconds = trace["hang_seconds"]
     trackers = {
-        int(node): ProgressTracker(begun, hang_seconds, trace["busy_share"]) for node, begun in trace["begun"].items()
+        # `busy_share`: the share of a core from which a process counts as busy.
+        int(node): ProgressTracker(begun, hang_seconds, trace["busy_share"])
+        for node, begun in trace["begun"].items()
     }
     detector = HangDetector(hang_seconds, trackers)
     inspections = [(at, node, rest[0]) for at, node, kind, *rest in trace["events"] if kind == "inspection"]
     for at, node, kind, *rest in trace["events"]:
         if kind == "check":
             interval, (seconds, has_milestone, shares, *others) = rest
+            # `has_milestone`: the run printed output, wrote a metric or took a step. `others`: the other fields.
             activity = Activity(seconds, has_milestone, {int(pid): share for pid, share in shares.items()}, *others)
             detector.add_progress(node, trackers[node].add_activity(at, activity, interval))
         elif kind == "finished":

@@ -107,6 +107,7 @@ def test_a_rank_that_skips_a_collective_is_named(harness):
     )
     stacks = harness.backend.stacks("job-1-1")
     assert sorted(stacks) == [0, 1, 2, 3]
+    # While autograd runs, DistributedDataParallel waits for the gradients of all ranks. Rank 2 never gets there.
     assert ["in _engine_run_backward" in stacks[rank] for rank in range(4)] == [True, True, False, True]
     assert (failure.rank, failure.node) == (2, 1)
     assert "Ranks 0, 1, 3 wait for the others; rank 2 does not: it is in train.py" in failure.message

@@ -12,6 +12,7 @@ from runtime.backends.local.inotify import FolderWatch
 
 @pytest.fixture
 def watch(tmp_path):
+    """A watch of the folder `tmp_path`."""
     with contextlib.closing(FolderWatch(tmp_path)) as opened:
         yield opened
 

@@ -52,9 +52,11 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
             listener.listen()
         interpreter = Path(os.path.realpath(image / "bin" / "python")).parent
         expressions = {
+            # The command is: python -u PROGRAM.
             "program": "open('/proc/self/cmdline').read().split(chr(0))[2].rsplit('/', 1)[-1]",
             "standard streams": "[os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in (0, 1, 2)]",
-            # The pipe for notes and the file of steps. They are not listed, since listing opens a descriptor too.
+            # The pipe for notes to the launcher, and the file of steps. They are not listed, since listing opens a
+            # descriptor too.
             "other descriptors": "sum(os.path.exists(f'/proc/self/fd/{n}') for n in range(3, 100))",
             "a link out of the workspace": f"[attempt(os.symlink, {str(secret)!r}, 'link'), os.path.exists('link')][1]",
             "files of the host": attempts(
@@ -121,6 +123,7 @@ def test_a_run_reaches_and_changes_only_what_is_its_own(each_harness):
 
 
 def test_forged_notes_change_no_outcome(harness):
+    """A rank's interpreter tells its launcher through a pipe that the script finished or raised."""
     script = """
     import os, sys
     for descriptor in range(3, 20):
@@ -147,6 +150,7 @@ def test_in_proc_a_run_can_write_nothing_of_the_machine_and_read_nothing_that_on
                 try:
                     if not allowed_modes or not os.stat(path).st_mode & allowed_modes:
                         descriptor = os.open(path, how | os.O_NONBLOCK)
+                        # The sandbox hides a file behind /dev/null.
                         is_hidden = os.path.samestat(os.fstat(descriptor), os.stat("/dev/null"))
                         if not is_hidden and (how == os.O_WRONLY or os.read(descriptor, 1)): print(path, how)
                         os.close(descriptor)
@@ -234,7 +238,7 @@ def test_calls_that_reach_other_runs_or_the_host_are_refused(each_harness):
     assert own_file == ["EPERM", 0], "the console opens the workspace's files too; other uses of fcntl are allowed"
     assert calls == [
         *("EPERM", "EPERM", "EPERM"),
-        *("EMFILE", "EMFILE", "ENOSYS", "ENOSYS"),
+        *("EMFILE", "EMFILE", "ENOSYS", "ENOSYS"),  # errors after which libraries use something else
         *(-1, "EPERM", "allowed"),
         *("EPERM", "EPERM", "EPERM", "EPERM", "EPERM"),
     ]

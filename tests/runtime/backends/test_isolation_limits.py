@@ -119,7 +119,7 @@ def test_data_in_sockets_is_limited_like_memory(harness):
 def test_the_kernel_limits_cpu_memory_and_processes(harness):
     if cgroups.unavailable_reason():
         pytest.fail("the tests need control groups: run them as root")
-    harness.start("import signal\nprint('ready')\nsignal.pause()", resources=Resources(0.5, 300))
+    harness.start("import signal\nprint('ready')\nsignal.pause()", resources=Resources(cpus=0.5, memory_mib=300))
     note = harness.backend.run_folder("job-1-1") / "nodes" / "0.cgroups"
     folders = [Path(folder) for folder in json.loads(note.read_bytes())]
     names = {

@@ -16,12 +16,16 @@ pytestmark = [
 
 
 def test_large_stacks_do_not_silence_the_node(harness):
-    """Stacks are sent as JSON, in which a byte that is no text is six times as long."""
+    """Stacks are sent as JSON, in which a byte that is no text is six times as long.
+
+    A message that is too long would end the launcher's connection, and the node would count as lost.
+    """
     script = r"""
     import os, signal, time
     pipes = [n for n in range(3, 64) if os.path.exists(f"/proc/self/fd/{n}")
              and os.readlink(f"/proc/self/fd/{n}").startswith("pipe")]
     def answer(*_):
+        # The first pipe is the one on which a rank answers its launcher.
         for _ in range(6): os.write(pipes[0], b"  " + b"\xff" * 60000 + b"\n")
     signal.signal(50, answer)  # with this signal, the launcher asks a rank for its stacks
     print("all results are written", flush=True)

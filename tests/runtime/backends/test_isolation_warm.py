@@ -42,7 +42,7 @@ def test_a_warm_rank_has_the_limits_of_a_cold_one(tmp_path, bare_images):
     hostile.warm(harnesses["warm"])
     try:
         for each in harnesses.values():
-            each.complete(show, arguments=("--depth", "3"))
+            each.complete(show, arguments=("--depth", "3"))  # `show` prints `sys.argv` too
         cold, warm = (json.loads(each.log()) for each in harnesses.values())
         # In both, each process leads its own session. The session's number is the pid.
         for status in (cold["status"], warm["status"]):

@@ -58,7 +58,7 @@ def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tm
         list=lambda _path, **_query: {"items": ["no object"]},
         is_allowed=lambda _attributes: True,
     )
-    lines = run_checks(api, config, tmp_path, backend=None)
+    lines = run_checks(api, config, tmp_path, backend=None)  # `check` would create a client by itself
     failed = {line.name for line in lines if line.detail.startswith("The check failed: ")}
     assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
     (line,) = run_checks(SimpleNamespace(get=lambda _path: "no object"), config, tmp_path, backend=None)
@@ -75,7 +75,7 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
     fake.make("secrets", namespace, NAME, data={"token": "b2xk"})  # "old", as base64
     fake.store.edit("secrets", namespace, NAME, lambda secret: secret["metadata"].update(ownerReferences=[owner]))
     own_harness.complete("print('first')")
-    fake.controllers.pace.collect_seconds = 60
+    fake.controllers.pace.collect_seconds = 60  # so long the Pods of a deleted Job remain
     own_harness.backend.delete(NAME)
     fake.controllers.paused.set()  # nobody creates or deletes Pods for now
     own_harness.submit("print('second')")
@@ -213,7 +213,7 @@ def test_check_names_missing_permissions_and_node_kinds_without_machines(own_har
     assert machines(node_selectors=kinds).ok
     none = {"": {"pool": "none"}}
     assert not machines(node_selectors=none).ok
-    assert machines(node_selectors=none, elastic=True).ok
+    assert machines(node_selectors=none, elastic=True).ok  # such machines may still be added
 
 
 def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fake):

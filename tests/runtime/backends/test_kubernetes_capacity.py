@@ -21,11 +21,7 @@ CONFIG = ClusterConfig.from_data(
 def node(name, *, ready=True, taints=(), cordoned=False, **offers):
     """A Node with 8 cores, 16 GiB and what it `offers`, where "__" stands for "/"."""
     allocatable = {"cpu": "8", "memory": "16Gi", **{key.replace("__", "/"): value for key, value in offers.items()}}
-    condition = {
-        "type": "Ready",
-        "status": "True" if ready else "Unknown",
-        "lastTransitionTime": "1970-01-01T00:01:00Z",
-    }
+    condition = {"type": "Ready", "status": "True" if ready else "Unknown"}
     return {
         "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": "A100"}},
         "spec": {"taints": list(taints), **({"unschedulable": True} if cordoned else {})},
@@ -58,7 +54,8 @@ def test_larger_init_containers_and_gpus_count():
     one = pod("a", "1", **{"nvidia.com/gpu": "3"})
     one["spec"]["initContainers"] = [{"resources": {"requests": {"cpu": "3", "memory": "1Mi"}}}]
     result = free(node("a", **{"nvidia.com__gpu": "4"}), pods=[one])
-    assert result["a"] == Resources(5.0, 15360, 1, "A100")
+    # Its init container needs 3 cores, which is more than the 1 that it needs later.
+    assert result["a"] == Resources(8.0 - 3, 16384 - 1024, 4 - 3, "A100")
 
 
 def test_a_machine_that_is_not_ready_or_cordoned_has_nothing_free():
@@ -128,7 +125,8 @@ def test_pending_pods_reserve_their_requests():
     )
     assert waiting == [(Resources(2.0, 1024), "")] * 2
     result = free(node("a"), node("b"), pods=[placed], pending=waiting)
-    assert result["a"].cpus == 2.0
+    # Each missing Pod counts on the first machine that it fits on.
+    assert result["a"].cpus == 8.0 - 2 - 2 * 2
     assert result["b"].cpus == 8.0
 
 

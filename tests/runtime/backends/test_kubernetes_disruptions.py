@@ -72,6 +72,7 @@ def test_the_tracker_reports_a_pod_deleted_before_any_failure():
 
 
 def test_the_tracker_ignores_what_follows_a_failure_or_changed_between_two_lists():
+    """After a failure, the Job controller deletes the other Pods. A list does not show the order of earlier changes."""
     tracker = DeletionTracker()
     tracker.reset([api_pod("a"), api_pod("b"), api_pod("c"), api_pod("d", owner="another")])
     tracker.observe("MODIFIED", api_pod("b", "Failed"))
@@ -82,7 +83,7 @@ def test_the_tracker_ignores_what_follows_a_failure_or_changed_between_two_lists
     tracker.reset([api_pod("a", is_deleting=True), api_pod("b"), api_pod("c", "Failed")])
     assert not tracker.observe("MODIFIED", api_pod("a", is_deleting=True))
     assert not tracker.observe("MODIFIED", api_pod("b", is_deleting=True)), "one had failed before the list"
-    tracker.forget("job")
+    tracker.forget("job")  # and the failure that was remembered for it
     assert tracker.observe("MODIFIED", api_pod("e")) is False
     assert tracker.observe("MODIFIED", api_pod("e", is_deleting=True))
 
@@ -127,6 +128,7 @@ def test_a_run_waits_for_the_controllers_last_event():
     assert not early.are_expected([0], END + 5), "all deletions are explained"
     assert not early.are_expected([0, 1], END + 40), "the event never arrived"
     assert not read(LAST_EVENT, now=END + 5).are_expected([0, 1], END + 5)
+    # The events of elastic and of large runs are never complete, so no run waits for them.
     elastic = dataclasses.replace(FAILED.spec, min_nodes=1)
     assert not any(one.are_expected([0, 1], END + 5) for one in (read(nodes=11), read(spec=elastic)))
     assert status_of(ended(1, 1), events=early).phase is RunPhase.ENDED
@@ -152,6 +154,7 @@ def status_of(*pods, events=None, now=END + 5, job=FAILED):
 BY_CONTROLLER = DeletionEvents(deleted_by_controller=frozenset({0}), is_complete=True)
 DELETED_POD = running(0, deletion_deadline=END, ended=True, finished_at=END)
 BY_OTHERS = DeletionEvents(is_complete=True)
+# A machine counts as lost at the time of a failure if it became NotReady at most 120 s later.
 NOT_READY = {at: dataclasses.replace(BY_CONTROLLER, not_ready_at={0: at}) for at in (END, END + 50, END + 500)}
 SEEN_BY_WATCH = dataclasses.replace(DELETED_POD, disruption=EXTERNALLY_DELETED, disrupted_at=END - 1)
 
@@ -205,7 +208,7 @@ def test_a_pod_that_others_deleted_stays_marked_as_deleted_by_others():
     )
     kept = dataclasses.replace(JOB, saved_pods={0: PodState.from_json(removed.to_json())})
     assert newest_pods(kept, [running(0, deletion_deadline=END)])[0].disrupted_at == END - 25
-    assert newest_pods(kept, [running(0, uid="new", created_at=999.0)])[0].disruption == ""
+    assert newest_pods(kept, [running(0, uid="new", created_at=999.0)])[0].disruption == "", "a newer Pod"
     drained = running(0, disruption="EvictionByEvictionAPI", disrupted_at=END)
     assert newest_pods(kept, [drained])[0].disruption == "EvictionByEvictionAPI", "its own condition takes precedence"
 
@@ -259,7 +262,7 @@ def test_a_code_failure_while_no_console_ran_is_billed_once_its_events_are_there
 
 
 def test_a_machine_lost_while_no_console_ran_is_a_lost_node(unwatched, fake):
-    """The Job deletes the dead machine's Pod, since its peer failed. It vanishes when the cloud removes the Node."""
+    """The Job deletes the dead machine's Pod, since its peer failed. The Pod vanishes once the Node is removed."""
     start(unwatched, PEERS)
     pods = {one.metadata.name: one.spec.node_name for one in unwatched.site.pods(NAME)}
     deleted, machine = next(iter(pods.items()))

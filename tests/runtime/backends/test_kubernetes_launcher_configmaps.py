@@ -81,7 +81,7 @@ def test_a_submission_refreshes_or_recreates_the_launcher_and_keeps_it_from_dele
     own_harness.run("print('done')")
     (ours,) = launcher_names(fake)
     fake.store.delete("configmaps", own_harness.site.namespace, ours, {})
-    monkeypatch.setattr(launcher_archive, "USAGE_REFRESH_SECONDS", -1.0)
+    monkeypatch.setattr(launcher_archive, "USAGE_REFRESH_SECONDS", -1.0)  # each submission writes the ConfigMap
     own_harness.complete("print('done')", name="job-2-1")
     metadata = fake.store.get("configmaps", own_harness.site.namespace, ours)["metadata"]
     assert abs(time.time() - float(metadata["annotations"][LAST_USED_ANNOTATION])) < 60

@@ -89,6 +89,7 @@ def exit_at(at):
     return cause("code_failed", "rank_exited", at=at, node=1)
 
 
+# Expected ends, and then what Pods show in each state.
 EXITED = (Outcome.CODE_FAILED, FailureCode.RANK_EXITED)
 MEMORY = (Outcome.OUT_OF_MEMORY, FailureCode.OUT_OF_MEMORY)
 SILENT = (Outcome.CODE_FAILED, FailureCode.NODE_SILENT)
@@ -118,6 +119,7 @@ NO_PYTHON = {"container_reason": "StartError", "started_at": None}
         case("code exited", EXITED, ended(0), node1=RANK_1_EXITED),
         case("code exited without a record", EXITED, ended(0), ended(1, 3)),
         case("OOM kill, by the kubelet", MEMORY, ended(0, 137, container_reason="OOMKilled"), node1=exit_at(END + 0.5)),
+        # 137: SIGKILL. Only the kernel can kill the first process of a container, and it does so for memory.
         case("killed without a reason", MEMORY, ended(0, 137), ended(1, 1, finished_at=END + 1)),
         case("out of memory, by its record", MEMORY, ended(0, 1), node0=cause("out_of_memory", "out_of_memory")),
         case("machine restarted", LOST, ended(0, 255, container_reason="Unknown"), node1=exit_at(END - 5)),
@@ -279,7 +281,7 @@ def test_a_partly_placed_run_that_was_ended_never_ran():
 def test_pods_that_vanish_are_a_platform_error():
     status = status_of(dataclasses.replace(FAILED, started_at=START))
     assert status.outcome is Outcome.PLATFORM_ERROR
-    assert status.finished_at == END + 1
+    assert status.finished_at == END + 1, "the end of the Job"
 
 
 @pytest.mark.parametrize(

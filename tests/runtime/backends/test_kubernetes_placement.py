@@ -48,7 +48,8 @@ def test_a_run_too_large_for_every_machine_waits_until_one_is_added_or_it_is_sto
 
 
 def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, fake, monkeypatch):
-    """`IMAGE_REFUSED_SECONDS` ends the run, since the registry refuses it; `start_seconds` limits other waits."""
+    """Both limits are 2 s here. `IMAGE_REFUSED_SECONDS` counts, since the registry refuses the image; `start_seconds`
+    limits other waits."""
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))
@@ -68,9 +69,11 @@ def test_kueue_starts_a_run_and_ends_it_free_and_a_run_that_was_not_admitted_can
     own_harness.submit(WAIT)
     assert wait_for_code(own_harness, WaitingCode.ADMISSION).waiting_data["queue"] == "training"
     assert job_of(fake)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+    # Kueue admits the run.
     fake.store.edit("jobs", own_harness.site.namespace, NAME, lambda job: job["spec"].update(suspend=False))
     own_harness.wait_for_text("ready")
     own_harness.wait(NAME, lambda status: status.started_at is not None)
+    # Kueue preempts it.
     fake.store.edit("jobs", own_harness.site.namespace, NAME, lambda job: job["spec"].update(suspend=True))
     assert own_harness.wait_for_failure(Outcome.NODE_LOST).code is FailureCode.PREEMPTED
     own_harness.submit(WAIT, name="job-2-1")

@@ -67,16 +67,18 @@ def test_a_run_that_may_still_start_continues(pods, changes):
             FailureCode.NODE_NOT_STARTED,
         ),
     ],
+    ids=["a refused image of the customer", "a refused platform image", "a silent registry", "a volume"],
 )
 def test_a_run_whose_nodes_cannot_start_ends(waiting, *, builtin, seconds, outcome, code):
     job = dataclasses.replace(STARTED_JOB, spec=dataclasses.replace(STARTED_JOB.spec, builtin=builtin))
-    pods = (scheduled_pod(0, started_at=START), scheduled_pod(1, START + 10))
+    pods = (scheduled_pod(0, started_at=START), scheduled_pod(1, START + 10))  # the limit counts from the last one
     assert termination_of(*pods, waiting=waiting, job=job, now=START + 10 + seconds - 1) is None
     termination = termination_of(*pods, waiting=waiting, job=job, now=START + 10 + seconds + 1)
     assert (termination.outcome, termination.code, termination.data["node"]) == (outcome, code, 1)
 
 
 def test_a_missing_image_ends_a_partly_placed_run_early():
+    """After `IMAGE_REFUSED_SECONDS` (60), not `gang_seconds` (100)."""
     termination = termination_of(scheduled_pod(0), waiting=NO_IMAGE, now=START + IMAGE_REFUSED_SECONDS + 1)
     assert termination.code == FailureCode.IMAGE_NAME
 

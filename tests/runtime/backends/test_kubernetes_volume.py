@@ -69,7 +69,7 @@ def test_files_are_read_from_an_offset(folders):
 def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
     raw_chunk = RawChunk(b"0123456789", at_end=True, offset=0)
     times = folders.root / "job-1-1" / "logs" / "rank-0.times"
-    times.write_bytes(PAIR.pack(0, 5000))
+    times.write_bytes(PAIR.pack(0, 5000))  # offset and milliseconds
     before = folders.fingerprint("job-1-1")
     assert folders.log_times("job-1-1", 0, raw_chunk) == [(0, 5.0)]
     times.rename(tmp_path / "elsewhere")
@@ -152,7 +152,7 @@ def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
     assert folders.fingerprint("job-1-1") != fingerprint
 
 
-def test_removing_a_run_leaves_what_attempts_share_which_is_removed_apart(folders):
+def test_removing_a_run_leaves_the_jobs_checkpoints_and_outputs_which_have_their_own_removal(folders):
     locked = folders.root / "job-1-1" / "run" / "locked"
     locked.mkdir()
     (locked / "file").write_text("x")
@@ -161,7 +161,7 @@ def test_removing_a_run_leaves_what_attempts_share_which_is_removed_apart(folder
         folders.remove("job-1-1")
     assert sorted(path.name for path in folders.root.iterdir()) == [".checkpoints", ".outputs", ".trash"]
     assert list((folders.root / ".trash").iterdir()) == []
-    for no_key in ("../job-1", "."):
+    for no_key in ("../job-1", "."):  # paths, so nothing is removed
         folders.remove_shared(no_key)
     shared = [folders.root / parent / "job-1" for parent in (".checkpoints", ".outputs")]
     assert all(folder.is_dir() for folder in shared)

@@ -76,7 +76,7 @@ def test_a_silent_launcher_beside_a_live_supervisor_is_the_codes_fault(limits, t
 def test_a_launcher_silent_before_code_began_or_with_its_supervisor_is_the_platforms_fault(
     limits, tmp_path, monkeypatch
 ):
-    starve(limits, tmp_path, monkeypatch, 20)
+    starve(limits, tmp_path, monkeypatch, tasks=20)
     assert limits.check(time.monotonic() + 600) is None, "the machine was suspended, so its time begins anew"
     limits._record.data["started_at"] = None
     verdict = check_until_verdict(limits, since=time.monotonic() + 600)

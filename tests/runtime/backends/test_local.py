@@ -23,7 +23,7 @@ def test_the_script_is_main_in_a_plain_interpreter(harness):
         "me = sys.modules['__main__']\n"
         "print(__name__, __file__, me.__dict__ is globals(), __doc__, beside.NAME, os.getcwd(), 'run' in globals())\n"
     )
-    harness.complete("", script="deep/main.py")
+    harness.complete("", script="deep/main.py")  # "": an empty `train.py`, which is not used
     assert harness.log() == "__main__ /workspace/deep/main.py True None beside /workspace/deep False\n"
 
 
@@ -84,6 +84,7 @@ def test_no_run_begins_on_a_disk_without_room(harness, monkeypatch, caplog):
 
 
 def test_concurrent_submissions_never_overbook(harness):
+    """Each run takes one of the machine's three cores."""
     specs = [harness.spec(WAIT, name=f"job-{number}-1") for number in range(6)]
     with ThreadPoolExecutor() as pool:
         submissions = [pool.submit(harness.new_backend(cpus=3).submit, spec) for spec in specs]

@@ -106,6 +106,7 @@ def gpu_run():
     )
 
 
+# An index of packages, a run that installs an order's packages from it, and their folder, which other runs import.
 INDEX = {"url": "https://pypi.example.com/simple", "networks": ["10.20.0.5/32"]}
 INSTALLATION = {"nodes": 1, "script": "", "builtin_script": "install", "name": "packages-7-0123456789ab"}
 PACKAGES = f"{ROOT}/.packages/7/{'0' * 64}/site-packages"
@@ -239,7 +240,7 @@ def test_organization_namespaces_are_unique():
     names = [organization_namespace(cluster, slug) for slug in ("acme", "Acme", "acme!", "a" * 60, "a" * 61, "ac-me")]
     assert len(set(names)) == len(names)
     assert names[0] == "trainyard-runs-acme"
-    assert all(len(name) <= 63 for name in names)
+    assert all(len(name) <= 63 for name in names), "the limit of Kubernetes"
     assert organization_namespace(config(), "acme") == "trainyard-runs"
 
 

@@ -45,7 +45,8 @@ MPI = {
 
 @pytest.fixture
 def mpi(harness):
-    """Runs a script under MPI in the horovod image; returns its status, which must have this outcome."""
+    """Return a function that runs a script under MPI in the horovod image, requires this outcome and returns the
+    status."""
     use_image(harness, "horovod")
 
     def run(outcome, source, **changes):

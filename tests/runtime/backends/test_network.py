@@ -77,7 +77,7 @@ def test_a_process_gets_a_network_of_its_own_and_keeps_its_user_id(enter, user):
 def test_a_refused_namespace_changes_nothing():
     if os.geteuid():
         pytest.skip("only root can become somebody else")
-    # The id proves little: in a user namespace without a map of users it would be 65534 as well.
+    # The text counts: the id would also be 65534 in a new user namespace that has no map of users.
     refusal = "The kernel refuses a network namespace: Permission denied."
     assert in_a_new_process(enter_without_rights) == [refusal, NOBODY]
 

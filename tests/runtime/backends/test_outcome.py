@@ -1,4 +1,4 @@
-"""The status and outcome of a run, merged from the records of its nodes."""
+"""The status and outcome of a run, merged from the records of its nodes. The run `r` was submitted at 1.0."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from runtime.specs import FailureCode, Outcome, RunPhase, Span
 
 
 def record(node, phase="ended", **changes):
-    """Return the record of a node.
+    """Return the record of a node, which starts at 10 + its number and ends at 20 + its number.
 
     Without `alive`, its supervisor has died. With `silent` too, it was killed because it sent no heartbeat.
     """
@@ -129,9 +129,10 @@ def test_a_launchers_claim_alone_makes_no_run_free():
 
     Both supervisors have written their last records, so no machine was lost.
     """
-    word = {"code": "node_silent", "message": "It stopped answering."}
-    claim = [cause("node_lost", 14.2, 1, **word), cause("node_lost", 14.0, 0, **word)]
-    status = merge("r", 1.0, [record(0, causes=claim[:1]), record(1, causes=claim[1:])])
+    silence = {"code": "node_silent", "message": "It stopped answering."}
+    # Each node claims that the other one is lost.
+    claims = [cause("node_lost", 14.2, 1, **silence), cause("node_lost", 14.0, 0, **silence)]
+    status = merge("r", 1.0, [record(0, causes=claims[:1]), record(1, causes=claims[1:])])
     assert status.outcome is Outcome.CODE_FAILED
     assert (status.failure.node, status.failure.code) == (0, FailureCode.LAUNCHER_KILLED)
     # Ranks that do not end keep the nodes of an elastic run from meeting for the next round.

@@ -69,7 +69,7 @@ def test_ended_and_failed_peers_are_detected(tmp_path, child):
     assert watch.lost_peer() is None, "no peer has a record yet"
     write(tmp_path, 1, child)
     assert watch.lost_peer() is None
-    write(tmp_path, 2, child, causes=("something",))
+    write(tmp_path, 2, child, causes=("something",))  # it fails, and has not ended yet
     assert watch.lost_peer() == 2
     path = write(tmp_path, 1, child)
     # A process that started at another time is another process: the supervisor has ended.

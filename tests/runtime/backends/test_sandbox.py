@@ -47,6 +47,7 @@ def test_only_the_gpus_of_the_node_are_seen():
 
 
 def test_the_nodes_address_has_a_name_however_it_is_asked_for(harness):
+    """PyTorch looks up ::ffff:127.0.0.1. Without a name in the sandbox, it would ask a name server and log an error."""
     script = """
     import socket
     for address in (("127.0.0.1", 1), ("::ffff:127.0.0.1", 1, 0, 0)):

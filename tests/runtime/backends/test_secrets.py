@@ -35,9 +35,11 @@ def run(harness):
     ended = harness.wait_for_outcome(Outcome.CODE_FAILED)
     for rank in range(2):
         first, second, third = harness.log(rank).splitlines()[:3]
-        # Variables of the platform and of the order are replaced, and no others: neither HOME nor a secret.
+        # Variables of the platform (LR is 0.01 by default) and of the order are replaced, and no others: neither HOME
+        # nor a secret.
         arguments = ["--lr", "0.01", f"{rank}of2", "$HOME", "INFO", "$HOME", "$API_TOKEN"]
         assert json.loads(first) == [arguments, "INFO", len(VALUE)]
+        # In the log, each line of the secret is hidden, also if it is written in two parts.
         assert (second, third) == ("value *** ***", "***")
     assert ended.failure.data["message"] == "refused: ***"
     return spec

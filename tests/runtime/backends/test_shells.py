@@ -47,6 +47,7 @@ PLACE = """
 
 @pytest.fixture
 def customer(transactional_db, customer, any_harness, monkeypatch):
+    """A customer who may open shells. The console has a fake backend, but takes shells from that of the harness."""
     services.set_shells_enabled(organization=customer.organization, is_enabled=True, actor=customer.membership.user)
     monkeypatch.setattr(customer.backend, "shell_socket", any_harness.backend.shell_socket)
     return customer
@@ -68,7 +69,7 @@ def is_refused(address):
 
 def test_a_shell_is_in_the_sandbox_and_neither_its_end_nor_its_attacks_change_the_run(any_harness, customer, settings):
     harness = any_harness
-    attempt = customer.started(nodes=1)
+    attempt = customer.started(nodes=1)  # the console's rows of a running job, for the run that starts below
     harness.start(PLACE, text="]", name=attempt.run_name)  # "]" ends the list that the rank prints
     of_the_rank = harness.log(name=attempt.run_name).strip()
 
@@ -223,7 +224,7 @@ def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_ha
             return [data async for data in portforward.receive(connection)]
 
     assert asyncio.run(without_token()) == [], "not even a prompt"
-    commands = HEADER.pack(INPUT, 64) + b"echo\n" * 13  # at once, without a token before them
+    commands = HEADER.pack(INPUT, 64) + b"echo\n" * 13  # at once, in place of the 64 characters of a token
     assert asyncio.run(without_token(commands)) == []
     with pytest.raises(RunNotFound):
         asyncio.run(open_and_close(permitted.shell_socket("job-1-1", 1)))

@@ -39,6 +39,7 @@ def test_each_organization_uses_its_account_and_its_limits(accounting_harness):
 
 
 def test_an_organization_without_an_association_is_refused_and_others_are_not(accounting_harness):
+    """The settings give `newcomer` an account to which the console's user may not submit."""
     with pytest.raises(InvalidSpec, match=f"'{FOREIGN_ACCOUNT}'.*Invalid account") as refusal:
         accounting_harness.submit(labels={"organization": "newcomer"})
     assert refusal.value.field == "account"

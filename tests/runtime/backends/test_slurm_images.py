@@ -212,7 +212,7 @@ def test_a_program_in_place_of_python_is_metered_and_ends_at_the_deadline(contai
     name = f"python3.{sys.version_info.minor}"
     program = f"#!/usr/local/bin/{name}\nimport time\nprint('ready', flush=True)\ntime.sleep(600)\n".encode()
     changes = own_image([file("usr/bin/python3", program, 0o755)], env=["PATH=/usr/bin"])
-    container_harness.submit("", deadline_seconds=4, grace_seconds=1, **changes)
+    container_harness.submit("", deadline_seconds=4, grace_seconds=1, **changes)  # this Python reads no script
     status = container_harness.wait_for_outcome(Outcome.TIME_LIMIT)
     assert container_harness.log() == "ready\n"
     assert status.started_at is not None

@@ -149,7 +149,7 @@ def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
 
 
 def importer_with(tmp_path, monkeypatch, bubblewrap="bwrap", plan=PLAN):
-    """Return an importer that needs no skopeo and no umoci."""
+    """Return an importer that needs no skopeo and no umoci, gives up after a minute, and that nobody stops."""
     monkeypatch.setattr(image_import, "find_tools", lambda _folder: dict.fromkeys(image_import.TOOLS, "/usr/bin/env"))
     (tmp_path / "files").mkdir()
     return image_import._Importer(plan, tmp_path, bubblewrap, time.monotonic() + 60, lambda: False)
@@ -163,6 +163,7 @@ def test_credentials_are_on_no_disk(tmp_path, monkeypatch):
     assert list((tmp_path / "files").iterdir()) == []
 
 
+# If SIGTERM (15) ends its program, bubblewrap exits with 128 + 15.
 @pytest.mark.parametrize("end", ["kill -TERM $$", "exit 143"], ids=["bubblewrap", "its program"])
 def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
     program = tmp_path / "bwrap"

@@ -22,7 +22,7 @@ def test_uv_gets_the_settings_of_pip_except_those_that_it_has(monkeypatch):
         "UV_FIND_LINKS": "/wheels,/more",
         "UV_DEFAULT_INDEX": "https://index.example/simple",
         "SSL_CERT_FILE": "/etc/certificate.pem",
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip does, which takes the best version of all indexes
     }
 
 

@@ -10,7 +10,7 @@ from runtime.images import venvs
 from runtime.images.recipes import Recipe
 from runtime.specs import Flavour
 
-RECIPE = Recipe("small", "digest", (), (), (), "")
+RECIPE = Recipe(name="small", digest="digest", sections=(), checks=(), smoke_tests=(), unbuildable="")
 
 
 @pytest.fixture

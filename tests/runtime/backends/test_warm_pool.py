@@ -24,7 +24,7 @@ SHOW_PROGRAM_AND_WAIT = SHOW_PROGRAM + "import signal\nsignal.pause()\n"
 
 
 @pytest.fixture
-def warm(harness):
+def warm_harness(harness):
     """A harness whose warm pool has a daemon and a fork server of its image."""
     hostile.warm(harness)
     harness.preface = ""  # scripts here say themselves that they may import anything
@@ -94,44 +94,47 @@ def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness):
         (packages / "faulty.py").unlink()
 
 
-def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm):
-    warm.submit(SHOW_PROGRAM_AND_WAIT, name="job-2-1")
-    warm.wait_for_text("forkserver.py", "job-2-1")
-    servers = fork_servers(warm)
+def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm_harness):
+    warm_harness.submit(SHOW_PROGRAM_AND_WAIT, name="job-2-1")
+    warm_harness.wait_for_text("forkserver.py", "job-2-1")
+    servers = fork_servers(warm_harness)
     assert servers
-    kill(daemon_pid(warm))
+    kill(daemon_pid(warm_harness))
     for pid in servers:
         wait_for(lambda pid=pid: pids.start_time(pid) is None, 10)
-    warm.complete(SHOW_PROGRAM)
-    assert warm.log() == "rank.py\n"
-    assert warm.backend.describe("job-2-1").outcome is None, "it goes on"
-    wait_for(lambda: warm.backend.is_prepared(warm.spec().image), 30)  # by a new daemon
+    warm_harness.complete(SHOW_PROGRAM)
+    assert warm_harness.log() == "rank.py\n"
+    assert warm_harness.backend.describe("job-2-1").outcome is None, "it goes on"
+    wait_for(lambda: warm_harness.backend.is_prepared(warm_harness.spec().image), 30)  # by a new daemon
 
 
 @pytest.mark.slow
-def test_a_stopped_process_is_not_waited_for(warm):
+def test_a_stopped_process_is_not_waited_for(warm_harness):
     # The fork server works without the daemon. Without the fork server, a run starts cold.
-    stopped = (("job-1-1", daemon_pid(warm), "forkserver.py"), ("job-2-1", fork_servers(warm)[0], "rank.py"))
+    stopped = (
+        ("job-1-1", daemon_pid(warm_harness), "forkserver.py"),
+        ("job-2-1", fork_servers(warm_harness)[0], "rank.py"),
+    )
     for name, pid, program in stopped:
         os.kill(pid, signal.SIGSTOP)
         try:
-            warm.complete(SHOW_PROGRAM, name=name)
-            assert warm.log(name=name) == f"{program}\n"
+            warm_harness.complete(SHOW_PROGRAM, name=name)
+            assert warm_harness.log(name=name) == f"{program}\n"
         finally:
             os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.slow
-def test_another_version_of_the_code_replaces_the_daemon(warm):
-    before = daemon_pid(warm)
-    other = warm.new_backend(warm_seconds=600)
+def test_another_version_of_the_code_replaces_the_daemon(warm_harness):
+    before = daemon_pid(warm_harness)
+    other = warm_harness.new_backend(warm_seconds=600)
     other._pool._version = "another"
-    warm.backend = other
-    warm.run(SHOW_PROGRAM)
-    assert warm.log() == "rank.py\n"
-    wait_for(lambda: other.is_prepared(warm.spec().image) and daemon_pid(warm) != before, 30)
-    warm.run(SHOW_PROGRAM, name="job-2-1")
-    assert warm.log(name="job-2-1") == "forkserver.py\n"
+    warm_harness.backend = other
+    warm_harness.run(SHOW_PROGRAM)
+    assert warm_harness.log() == "rank.py\n"
+    wait_for(lambda: other.is_prepared(warm_harness.spec().image) and daemon_pid(warm_harness) != before, 30)
+    warm_harness.run(SHOW_PROGRAM, name="job-2-1")
+    assert warm_harness.log(name="job-2-1") == "forkserver.py\n"
 
 
 def test_an_idle_daemon_ends(harness):
@@ -155,19 +158,19 @@ def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch)
     assert harness.log() == "rank.py\n"
 
 
-def test_modules_of_the_run_are_imported_and_come_before_those_of_the_image(warm, tmp_path):
+def test_modules_of_the_run_are_imported_and_come_before_those_of_the_image(warm_harness, tmp_path):
     packages = tmp_path / "site-packages"
     packages.mkdir()
     (packages / "alpha.py").write_text("VERSION = 1\n")
     script = SHOW_PROGRAM + "import alpha, sys\nprint(alpha.__file__, sys.path[1])\n"
-    warm.complete(script, packages=str(packages))
-    assert warm.log() == "forkserver.py\n/opt/trainyard/site-packages/alpha.py /opt/trainyard/site-packages\n"
+    warm_harness.complete(script, packages=str(packages))
+    assert warm_harness.log() == "forkserver.py\n/opt/trainyard/site-packages/alpha.py /opt/trainyard/site-packages\n"
     # The fork server has imported the image's module `json`, which would be the wrong one: such a run starts cold.
     (packages / "json.py").write_text("WHOSE = 'of a package'\n")
     show_json = SHOW_PROGRAM + "import json\nprint(json.WHOSE)\n"
-    warm.complete(show_json, name="job-1-2", packages=str(packages))
-    assert warm.log(name="job-1-2") == "rank.py\nof a package\n"
-    (warm.workspace / "json").mkdir()
-    (warm.workspace / "json" / "__init__.py").write_text("WHOSE = 'of the script'\n")
-    warm.complete(show_json, name="job-1-3")
-    assert warm.log(name="job-1-3") == "rank.py\nof the script\n"
+    warm_harness.complete(show_json, name="job-1-2", packages=str(packages))
+    assert warm_harness.log(name="job-1-2") == "rank.py\nof a package\n"
+    (warm_harness.workspace / "json").mkdir()
+    (warm_harness.workspace / "json" / "__init__.py").write_text("WHOSE = 'of the script'\n")
+    warm_harness.complete(show_json, name="job-1-3")
+    assert warm_harness.log(name="job-1-3") == "rank.py\nof the script\n"
