@@ -106,7 +106,7 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
     provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
     provider.deliver()
     setup = switch_on(top_up, card=FAILS_LATER)
-    for _ in range(3):
+    for _ in range(3):  # only the first time: the retry is an hour later
         auto_topup.run_due()
         provider.deliver()
     setup.refresh_from_db()
@@ -131,7 +131,7 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
         AutoTopUp.objects.update(retry_at=timezone.now())
     setup.refresh_from_db()
     assert (setup.is_on, setup.failures) == (False, auto_topup.MAX_FAILURES)
-    assert automatic().count() == 2 + auto_topup.MAX_FAILURES
+    assert automatic().count() == 2 + auto_topup.MAX_FAILURES  # with the failed and the paid one from above
     payment_emails.send_due()
     assert "now switched off" in mail.outbox[-1].body
 

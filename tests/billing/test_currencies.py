@@ -74,7 +74,7 @@ def test_an_exact_amount_keeps_its_decimals_and_another_is_rounded():
         (".5", "USD", 50),
         ("５０", "CNY", 5000),
         ("500.00", "JPY", 500),
-        ("1,234", "KWD", 1234),
+        ("1,234", "KWD", 1234),  # a decimal comma: the currency has three decimals
         ("1.0000", "USD", 100),
     ],
 )

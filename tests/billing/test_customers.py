@@ -119,7 +119,7 @@ class TestEvent:
         switch_on(top_up)
         event = {"id": "evt_1", "type": "customer.deleted", "livemode": False}
         event["data"] = {"object": {"id": customer_id(top_up), "object": "customer"}}
-        assert apply(event).state == StripeEvent.States.IGNORED
+        assert apply(event).state == StripeEvent.States.IGNORED  # the provider still has the customer
         deleted = delete(provider, top_up)
         (event,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
         assert apply(event | {"id": "evt_live", "livemode": True}).state == StripeEvent.States.QUARANTINED

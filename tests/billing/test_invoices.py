@@ -43,7 +43,7 @@ def write(*rows: Invoice | InvoiceLine) -> None:
 
 class TestIssue:
     def test_has_a_line_for_each_receipt_once_and_takes_credit_off(self, account):
-        free = run(account, 0, "#1 a.py")
+        free = run(account, 0, "#1 a.py")  # alone it makes no invoice
         assert invoices.issue(organization=account.organization) is None
         assert InvoiceSeries.objects.get().last == 0
         give(account, 320)
@@ -85,6 +85,7 @@ class TestIssueDue:
         (invoice,) = invoices.issue_due()
         check_constraints()
         assert [line.receipt for line in invoice.lines.all()] == [late]
+        # The period begins with its first receipt and ends with the month; here both are the month's last day.
         assert invoice.period_start == invoice.period_end == (month - timedelta(days=1)).date()
         assert invoices.issue_due() == []
         assert [line.receipt for line in issue(account).lines.all()] == [now]

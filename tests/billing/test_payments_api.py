@@ -17,6 +17,7 @@ MASTERCARD = "5555 5555 5555 4444"
 
 @pytest.fixture
 def account(owner):
+    """The owner's wallet with 100; a node costs 360 an hour."""
     book()
     return wallet(owner.organization, balance_minor=100)
 

@@ -20,7 +20,7 @@ JUNE, FEBRUARY = date(2026, 6, 30), date(2026, 2, 1)
         (40, "300", JUNE, "300"),  # 30 paid gigabytes at 300 a month, for one of 30 days
         (10, "300", JUNE, "0"),
         (0, "300", JUNE, "0"),
-        (38, "300", FEBRUARY, "300"),
+        (38, "300", FEBRUARY, "300"),  # 28 paid gigabytes, for one of 28 days
         (11, "0.1", JUNE, "0.003333"),
     ],
 )
