@@ -142,7 +142,8 @@ def test_a_voucher_gives_credit_unless_it_cannot_be_redeemed(account, voucher):
     assert 29 * DAY < lot.expires_at - timezone.now() <= 30 * DAY
 
 
-def test_codes_cannot_be_guessed(account, voucher):
+@pytest.mark.usefixtures("voucher")
+def test_codes_cannot_be_guessed(account):
     for number in range(credit.MAX_WRONG_CODES):
         with pytest.raises(VoucherRefused, match="code does not exist"):
             redeem(account, f"GUESS{number}")

@@ -131,7 +131,8 @@ class TestPayments:
         assert provider.held(currency) == minor - step
 
     @pytest.mark.parametrize(("currency", "amount", "step"), [("ISK", 100_050, "ISK1"), ("KWD", 1235, "KWD0.010")])
-    def test_an_amount_that_is_too_fine_is_refused_before_the_provider_would(self, provider, currency, amount, step):
+    @pytest.mark.usefixtures("provider")
+    def test_an_amount_that_is_too_fine_is_refused_before_the_provider_would(self, currency, amount, step):
         with pytest.raises(AmountRefused) as caught:
             start_top_up(amount, currency=currency)
         assert caught.value.fields == {"amount_minor": f"The amount must be a multiple of {step}."}
