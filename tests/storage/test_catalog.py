@@ -238,6 +238,7 @@ def test_the_first_workspace_is_created_once(owner):
 
 def test_files_of_a_workspace_count(owner, settings):
     organization = owner.organization
+    # For 1000 bytes in two files, and the workspace's folder.
     Quota.objects.filter(organization=organization).update(max_storage_bytes=1000 + 3 * ENTRY_BYTES)
     workspace = new_workspace(owner)
 
@@ -321,6 +322,7 @@ def test_an_archive_is_refused_while_it_is_unpacked(owner, monkeypatch):
         with pytest.raises(TooLarge):
             publish(dataset, data)
     assert len(taken) == 2 * 4  # the unpacked files and the archive are removed one after the other
+    # The quota does not count the scratch folder, its two folders for this upload, and the entry of the archive's file.
     assert max(taken) < quota + 4 * ENTRY_BYTES
     assert selectors.usage(owner.organization) == Usage()
     assert leftovers() == []

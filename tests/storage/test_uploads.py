@@ -160,7 +160,8 @@ def test_an_archive_is_unpacked_into_a_folder_of_the_workspace(tus, organization
     counted_bytes = workspace.size_bytes
     assert before != catalog.measure_workspace(workspace=workspace)
     workspace.refresh_from_db()
-    assert counted_bytes == workspace.size_bytes  # but folders that were there count twice until it is measured
+    # The bytes were right before the measurement. The entries were not: folders that were there had counted twice.
+    assert counted_bytes == workspace.size_bytes
     assert left_over(organization) == ([], [])
     (root / "src" / "b").unlink()
     (root / "src" / "b").mkdir()
