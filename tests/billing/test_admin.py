@@ -35,7 +35,7 @@ from billing.models import (
     WriteOff,
 )
 from tests.billing.paying import balance
-from tests.billing.runs import give, issue, run
+from tests.billing.runs import give_credit, issue, run
 from tests.factories.accounts import OrganizationFactory, UserFactory
 from tests.factories.billing import TopUpFactory, book, paid_top_up, session_event, wallet
 from tests.provider import DISPUTED, receive
@@ -256,7 +256,7 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     """Each list and page with an amount, and the forms that take one."""
     shown, typed = "$50.00", "0.05"
     account = wallet()
-    grant = give(account, 5000)
+    grant = give_credit(account, 5000)
     # A used voucher, since only its page shows the amount as text; that of an unused one has a field.
     voucher = Voucher.objects.create(code="SUMMER", reason="x", amount_minor=5000, currency="USD", uses=1)
     budget = Budget.objects.create(organization=account.organization, amount_minor=5000)

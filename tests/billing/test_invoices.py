@@ -21,7 +21,7 @@ from billing.models import (
     InvoiceSeries,
     Transaction,
 )
-from tests.billing.runs import backdate, check_constraints, figures, give, issue, posted, run
+from tests.billing.runs import backdate, check_constraints, figures, give_credit, issue, posted, run
 from tests.factories.billing import wallet
 
 pytestmark = pytest.mark.django_db
@@ -46,7 +46,7 @@ class TestIssue:
         free = run(account, 0, "#1 a.py")  # alone it makes no invoice
         assert invoices.issue(organization=account.organization) is None
         assert InvoiceSeries.objects.get().last == 0
-        give(account, 320)
+        give_credit(account, 320)
         first, second = run(account, 300, "#2 b.py"), run(account, 200, "#3 c.py")
         assert invoices.uninvoiced_minor(account.organization) == 500
         invoice = issue(account)
@@ -128,7 +128,7 @@ class TestTax:
     def test_on_top_that_the_wallet_does_not_hold_is_owed(self, account):
         BillingPolicy.objects.create(tax_percent=Decimal(10), tax_inclusive=False)
         run(account, 9950)
-        give(account, 500)
+        give_credit(account, 500)
         issue(account)
         account.refresh_from_db()
         # The 50 that were paid in are taken; credit pays no tax.
@@ -167,7 +167,7 @@ class TestCreditNote:
         assert [row.reference for row in postings] == ["tax:invoice:1", "credit-note:1", "credit-note:2"]
 
     def test_gives_credit_back_as_credit_and_last(self, account):
-        give(account, 60)
+        give_credit(account, 60)
         run(account, 100)
         invoice = issue(account)
         (line,) = invoice.lines.all()

@@ -14,7 +14,7 @@ from billing import auto_topup, budgets, charges, invoices, payment_emails, reco
 from billing.models import Account, CreditGrant, Entry, Quote
 from billing.quotes import make_extension_quote
 from console.observability import heartbeats
-from tests.billing.runs import buy, check_constraints, give
+from tests.billing.runs import buy, check_constraints, give_credit
 from tests.factories.billing import quote
 
 pytestmark = pytest.mark.django_db
@@ -46,7 +46,7 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought(account):
 
 
 def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(owner, account):
-    give(account, 50, days=1)
+    give_credit(account, 50, days=1)
     CreditGrant.objects.update(expires_at=timezone.now())
     budgets.set_budget(membership=owner, user=None, amount_minor=100)
     buy(account, 60, member=owner)  # held, which counts against the budget: past its first threshold, 50 %
