@@ -185,8 +185,8 @@ def test_concurrent_uploads_cannot_exceed_the_quota(owner):
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
     workspace = new_workspace(owner)
-    limit = Quota.objects.filter(organization=owner.organization)
-    limit.update(max_files=8)  # the workspace's folder counts 1, the archive 4, each of the six files 1
+    quota = Quota.objects.filter(organization=owner.organization)
+    quota.update(max_files=8)  # the workspace's folder counts 1, the archive 4, each of the six files 1
     dataset, data = new_dataset(owner), tar_of(dict.fromkeys("abc", b"x"))
     write = lambda path: lambda: catalog.write_file(workspace=workspace, path=path, stream=io.BytesIO(b"x"))
     results = together(*(write(path) for path in "abcdef"), lambda: publish(dataset, data))
@@ -195,7 +195,7 @@ def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
         4 if isinstance(result, DatasetVersion) else not isinstance(result, TooLarge) for result in results
     )
     assert used <= 8
-    limit.update(max_files=used)
+    quota.update(max_files=used)
     assert selectors.quota_left(owner.organization) == 0, "no run can start"
     for refused in (write("new"), lambda: new_workspace(owner, "second"), lambda: publish(dataset, data)):
         with pytest.raises(TooLarge):

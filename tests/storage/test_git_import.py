@@ -158,7 +158,8 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     secret_store.save_secret(organization=owner.organization, name="GITHUB", value="of-github\n")
     calls = []
     monkeypatch.setattr(git_import, "fetch", lambda **arguments: calls.append(arguments))
-    git_fill(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
+    fill = git_fill(organization=owner.organization, url=URL, secret="GITHUB")
+    fill(None, None)  # without the folder and the meter, which only `fetch` needs
     options = calls[0]["options"]
     assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
     # This is x-access-token:of-github.

@@ -46,6 +46,7 @@ class Tus:
         return self.send("POST", ROOT, body or b"", Upload_Metadata=packed, Content_Type=kind, **extra, **headers)
 
     def begin(self, size, metadata, **headers):
+        """Create an upload without bytes. Return its URL."""
         answer = self.create(size, metadata, **headers)
         assert answer.status_code == 201, answer.data
         return answer["Location"]
@@ -411,7 +412,7 @@ def test_of_two_requests_at_once_one_fails(tus, organization):
     body = Interleaved(CODE, lambda: tus.patch(url, 100, CODE[100:150]))
     with pytest.raises(uploads.OffsetConflict):
         uploads.append(upload=upload, offset=0, stream=body)
-    assert tus.offset(url) == 150
+    assert tus.offset(url) == 150  # the first piece of `body`, and the bytes of the other request
     tus.patch(url, 150, CODE[150:])
     assert (stored(organization), tus.state(url)["sha256"]) == (CODE, hashlib.sha256(CODE).hexdigest())
     url = tus.begin(len(CODE), FILE)
