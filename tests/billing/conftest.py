@@ -35,6 +35,7 @@ def start(tmp_path, receiver, settings):
 
 @pytest.fixture
 def served(start):
+    """The provider of a sandbox that is served until the test ends."""
     with start() as provider:
         yield provider
 

@@ -25,7 +25,7 @@ def start_top_up(amount_minor: int = 5000, *, currency: str = "USD") -> TopUp:
     return payments.start_top_up(account=account, amount_minor=amount_minor, user=member.user)
 
 
-def switch_on(top_up: TopUp, threshold: int = 6000, card: str = GOOD) -> AutoTopUp:
+def switch_on_auto_top_ups(top_up: TopUp, threshold: int = 6000, card: str = GOOD) -> AutoTopUp:
     """Switch on automatic top-ups of $20 with a saved card of the top-up's organization."""
     saved = customers.saved_cards(top_up.account.organization)
     method_id = next(each.card.method_id for each in saved if each.card.last4 == card[-4:])

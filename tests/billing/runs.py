@@ -31,7 +31,7 @@ def run(account: Account, amount: int, title: str = "#1 train.py", **options) ->
     return settle(buy(account, amount, **options), amount, title)
 
 
-def give(account: Account, amount: int, *, days: float | None = None) -> CreditGrant:
+def give_credit(account: Account, amount: int, *, days: float | None = None) -> CreditGrant:
     """Grant promotional credit, which expires after `days`."""
     expires_at = timezone.now() + timedelta(days=days) if days is not None else None
     lot = CreditGrant(organization=account.organization, amount_minor=amount, reason="A test", expires_at=expires_at)

@@ -37,7 +37,7 @@ BROKEN_ACCOUNTS = {
         LEFT JOIN billing_transaction t ON t.reference LIKE 'credit-expired:' || g.id || ':%'
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.amount_minor < 0
         GROUP BY g.id HAVING g.expired_minor <> -coalesce(sum(e.amount_minor), 0)""",
-    "a grant was not posted, or one by a credit note, whose own posting has it, was posted again": """
+    "a grant was not posted, or one by a credit note, which the note has posted, was posted again": """
         SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_transaction t ON t.reference = 'grant:' || g.id
         WHERE (g.source = 'correction') = (t.id IS NOT NULL)""",
     "a voucher was used more often than its row says": """
@@ -107,7 +107,7 @@ class Simulation(RuleBasedStateMachine):
         return Account.objects.get(organization=self.members[customer].organization, kind=Account.Kinds.WALLET)
 
     def all_well(self, *calls: Callable[[], Any], but: tuple[type[Exception], ...] = ()) -> list[Any]:
-        """Run calls at once, which may raise no errors `but` these. Return the results of those that raised none."""
+        """Run calls at once. Errors other than `but` fail the test. Return the results of calls without an error."""
         outcomes = together(*calls)
         assert [error for error in raised(outcomes) if not isinstance(error, but)] == []
         return [outcome for outcome in outcomes if not isinstance(outcome, Exception)]

@@ -35,7 +35,7 @@ from billing.models import (
     WriteOff,
 )
 from tests.billing.paying import balance
-from tests.billing.runs import give, issue, run
+from tests.billing.runs import give_credit, issue, run
 from tests.factories.accounts import OrganizationFactory, UserFactory
 from tests.factories.billing import TopUpFactory, book, paid_top_up, session_event, wallet
 from tests.provider import DISPUTED, receive
@@ -181,7 +181,7 @@ def test_a_node_spec_keeps_what_was_sold_under_its_name(admin):
 def test_an_event_that_is_processed_again_credits_once(admin):
     top_up = TopUpFactory(session_id="cs_typo")
     stored = receive(session_event(top_up, id="cs_right"))
-    events.apply(event_pk=stored.pk)
+    events.apply(event_pk=stored.pk)  # quarantined: our row names another session
     top_up.session_id = "cs_right"
     top_up.save()
     events.apply(event_pk=stored.pk)  # workers leave a quarantined event alone
@@ -235,7 +235,7 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
     with monkeypatch.context() as patched:
         patched.setattr(WriteOffForm, "clean", clean_slowly)
         add("30")
-    assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))
+    assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))  # the refusal, as a message
     assert WriteOff.objects.get().written_by == other
     assert "Write off up to $10.00" in text(admin.get(address("account", "change", debt.pk)))
     assert add("10").status_code == 302
@@ -256,8 +256,8 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     """Each list and page with an amount, and the forms that take one."""
     shown, typed = "$50.00", "0.05"
     account = wallet()
-    grant = give(account, 5000)
-    # A voucher that was used: its page shows the amount. Before, it has a field with it.
+    grant = give_credit(account, 5000)
+    # A used voucher, since only its page shows the amount as text; that of an unused one has a field.
     voucher = Voucher.objects.create(code="SUMMER", reason="x", amount_minor=5000, currency="USD", uses=1)
     budget = Budget.objects.create(organization=account.organization, amount_minor=5000)
     top_up = paid_top_up(provider)

@@ -20,7 +20,8 @@ def test_there_is_no_wallet_before_the_service_is_active(api, owner):
         assert (answer.status_code, answer.json()["code"]) == (403, "service_inactive")
 
 
-def test_a_top_up_has_limits_opens_a_page_and_is_listed(api, owner, account, provider):
+@pytest.mark.usefixtures("account")
+def test_a_top_up_has_limits_opens_a_page_and_is_listed(api, owner, provider):
     for amount in (499, 10**40, "abc", None, 500.5, True, []):  # the smallest top-up is 500
         refused = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": amount})
         assert (refused.status_code, set(refused.json()["fields"])) == (400, {"amount_minor"}), amount
@@ -65,7 +66,8 @@ def test_the_wallet_holds_receipts_and_top_ups_are_the_organizations_own(api, ow
     ]
 
 
-def test_node_specs_are_listed_with_their_prices(api, owner, account):
+@pytest.mark.usefixtures("account")
+def test_node_specs_are_listed_with_their_prices(api, owner):
     """The price of one node, and the discounts; a price of one product is not the general price."""
     draft = pricebooks.copy(book=PriceBook.objects.get())
     small = NodeSpec.objects.get()

@@ -12,7 +12,7 @@ from django.utils import timezone
 from billing import auto_topup, customers, payment_emails
 from billing.models import AutoTopUp, TopUp
 from console.accounts.models import ServiceActivation
-from tests.billing.paying import balance, forget_idempotency_keys, switch_on
+from tests.billing.paying import balance, forget_idempotency_keys, switch_on_auto_top_ups
 from tests.factories.billing import paid_top_up
 from tests.provider import FAILS_LATER
 from tests.racing import together
@@ -31,7 +31,7 @@ def automatic():
 
 
 def test_a_deactivated_service_is_not_charged(provider, top_up):
-    switch_on(top_up)
+    switch_on_auto_top_ups(top_up)
     activation = ServiceActivation.objects.create(
         organization=top_up.account.organization,
         terms_version="1",
@@ -50,12 +50,12 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
 
 class TestPeriodicTask:
     def test_charges_below_the_threshold_while_it_is_on_and_then_no_more(self, provider, top_up):
-        switch_on(top_up, threshold=5000)  # the balance is not below it
+        switch_on_auto_top_ups(top_up, threshold=5000)  # the balance is not below it
         assert auto_topup.run_due() == 0
-        switch_on(top_up, threshold=6000)
+        switch_on_auto_top_ups(top_up, threshold=6000)
         auto_topup.switch_off(account=top_up.account)
         assert auto_topup.run_due() == 0
-        switch_on(top_up, threshold=6000)
+        switch_on_auto_top_ups(top_up, threshold=6000)
         for _ in range(3):
             auto_topup.run_due()
             provider.deliver()
@@ -64,7 +64,7 @@ class TestPeriodicTask:
 
     def test_waits_for_each_payment_and_stops_at_the_daily_limit(self, provider, top_up, monkeypatch):
         monkeypatch.setattr(auto_topup, "MAX_PER_DAY", 2)
-        switch_on(top_up, threshold=20_000)
+        switch_on_auto_top_ups(top_up, threshold=20_000)
         for number in range(auto_topup.MAX_PER_DAY + 1):
             for _ in range(2):
                 auto_topup.run_due()  # the second time a payment is open
@@ -77,7 +77,7 @@ class TestPeriodicTask:
         ids=["the call was lost", "the answer was lost and the key is forgotten"],
     )
     def test_a_network_failure_is_retried_and_charges_once(self, provider, top_up, when, hours):
-        switch_on(top_up)
+        switch_on_auto_top_ups(top_up)
         with provider.network_failing(when):
             auto_topup.run_due()
         assert automatic().get().state == TopUp.States.CREATED
@@ -92,7 +92,7 @@ class TestPeriodicTask:
         assert provider.held() == balance(top_up) == 7000
 
     def test_a_charge_that_never_arrived_is_given_up(self, provider, top_up):
-        switch_on(top_up)
+        switch_on_auto_top_ups(top_up)
         with provider.network_failing():
             auto_topup.run_due()
         automatic().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
@@ -105,8 +105,8 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
     page = customers.create_card_page(account=top_up.account, email="a@example.com")
     provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
     provider.deliver()
-    setup = switch_on(top_up, card=FAILS_LATER)
-    for _ in range(3):
+    setup = switch_on_auto_top_ups(top_up, card=FAILS_LATER)
+    for _ in range(3):  # only the first time: the retry is an hour later
         auto_topup.run_due()
         provider.deliver()
     setup.refresh_from_db()
@@ -119,19 +119,19 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
     for words in ("$20.00", "The bank declined the card.", "retried later"):
         assert words in message.body
     assert balance(top_up) == provider.held() == 5000
-    switch_on(top_up)  # with the card that works
+    switch_on_auto_top_ups(top_up)  # with the card that works
     auto_topup.run_due()
     provider.deliver()
     setup.refresh_from_db()
     assert (setup.failures, setup.last_failure, balance(top_up)) == (0, "", 7000)
-    switch_on(top_up, threshold=20_000, card=FAILS_LATER)
+    switch_on_auto_top_ups(top_up, threshold=20_000, card=FAILS_LATER)
     for _ in range(auto_topup.MAX_FAILURES + 2):
         auto_topup.run_due()
         provider.deliver()
         AutoTopUp.objects.update(retry_at=timezone.now())
     setup.refresh_from_db()
     assert (setup.is_on, setup.failures) == (False, auto_topup.MAX_FAILURES)
-    assert automatic().count() == 2 + auto_topup.MAX_FAILURES
+    assert automatic().count() == 2 + auto_topup.MAX_FAILURES  # with the failed and the paid one from above
     payment_emails.send_due()
     assert "now switched off" in mail.outbox[-1].body
 
@@ -139,7 +139,7 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
 @pytest.mark.django_db(transaction=True)
 def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(top_up):
     """Otherwise both would charge the card: the second worker's top-up could be paid before the first has its row."""
-    setup = switch_on(top_up)
+    setup = switch_on_auto_top_ups(top_up)
     others = []
 
     def another_worker():

@@ -48,7 +48,7 @@ class TestLimit:
 
     def test_of_a_member_is_about_what_the_member_buys_whoever_asked_for_the_quote(self, owner, account, member):
         set_budget(owner, 100, member)
-        offer = quote(account, member=owner, seconds=1500)
+        offer = quote(account, member=owner, seconds=1500)  # its ceiling is 150
         with pytest.raises(BudgetExceeded, match=member.user.email):
             charges.hold(quote=offer, reference="evading", user=member.user)
         charges.hold(quote=offer, reference="the owner", user=owner.user)
@@ -56,7 +56,7 @@ class TestLimit:
         states = budgets.states(owner.organization)
         assert [(state.budget.user, state.committed_minor) for state in states] == [(member.user, 100)]
 
-    def test_charged_and_held_money_counts_and_of_last_month_only_what_it_left_held(self, owner, account):
+    def test_charged_and_held_money_counts_but_no_charge_of_last_month(self, owner, account):
         set_budget(owner, 1000)
         settle(buy(account, 600, member=owner), 250)
         past = buy(account, 400, member=owner)
@@ -70,7 +70,7 @@ class TestLimit:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_orders_at_once_cannot_share_the_last_room_and_workers_at_once_mail_it_once(owner, account):
+def test_orders_at_once_cannot_share_the_last_room_and_workers_at_once_mail_a_threshold_once(owner, account):
     set_budget(owner, 500)
     outcomes = together(*[lambda: buy(account, 300, member=owner)] * 4)
     assert [type(error) for error in raised(outcomes)] == [BudgetExceeded] * 3
@@ -111,7 +111,7 @@ class TestAlerts:
         assert [alert.percent for alert in budgets.record_alerts()] == [50, 80, 100]
         assert emails.send_due() == 1  # for the three at once
 
-    def test_go_to_those_who_pay_and_the_member_in_one_line(self, owner, account, member):
+    def test_go_to_those_who_pay_and_to_the_member_with_a_subject_of_one_line(self, owner, account, member):
         paying = MembershipFactory(organization=owner.organization, role=Role.BILLING)
         MembershipFactory(organization=owner.organization, role=Role.MEMBER)
         MembershipFactory(organization=owner.organization, role=Role.OWNER, user__is_active=False)
@@ -149,7 +149,7 @@ class TestLowWallet:
 
     def test_covers_less_than_a_week_of_recent_spend(self, account):
         assert not self.spend(account, 1000, days_ago=budgets.SPEND_DAYS + 1).is_low
-        assert not self.spend(account, 6000).is_low
+        assert not self.spend(account, 6000).is_low  # 3000 are left: exactly a week of 6000 in 14 days
         buy(account, 100)  # held money is not available
         runway = self.spend(account, 100)
         # 6100 in the last 14 days are 436 a day, so 2800 last for six days.

@@ -10,7 +10,7 @@ from billing.errors import BudgetExceeded, InsufficientFunds
 from billing.models import Account, Budget, CreditGrant, Hold, HoldExtension, Quote, Receipt, Transaction
 from billing.pricing import Usage
 from billing.quotes import make_extension_quote
-from tests.billing.runs import buy, give, posted_and_held, settle
+from tests.billing.runs import buy, give_credit, posted_and_held, settle
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
@@ -123,7 +123,7 @@ def test_an_extension_needs_the_money_and_the_budget_for_the_difference(account)
 
 
 def test_an_extension_reserves_credit_which_then_outlives_its_expiry(account):
-    lot = give(account, 500, days=1)
+    lot = give_credit(account, 500, days=1)
     hold = buy(account, 360)
     extend(hold, extension(hold, 7200))
     CreditGrant.objects.filter(pk=lot.pk).update(expires_at=timezone.now())

@@ -49,7 +49,7 @@ def test_days_sum_to_the_month_and_small_shares_are_merged(account):
 
 
 def test_past_days_are_read_once_and_the_present_day_each_time(account, monkeypatch, django_assert_num_queries):
-    now = datetime(2100, 11, 16, 12, tzinfo=UTC)  # after the prices took effect
+    now = datetime(2100, 11, 16, 12, tzinfo=UTC)  # in the future, since the prices took effect when the test began
     monkeypatch.setattr(timezone, "now", lambda: now)
     spent_minor = lambda: sum(row.amount_minor for row in costs.spending(account.organization, costs.month_of(now)))
     backdate(run(account, 70), now - timedelta(days=1))
@@ -86,6 +86,7 @@ def test_months_begin_and_end_at_midnight_across_a_change_of_clocks(settings):
 
 
 def test_an_invalid_month_is_the_present_one():
+    """So is one near the first or the last year of `datetime`, 1 and 9999."""
     for name in ("", "x", "2026-13", "1-1", "2026-11-01", "99999-01", "0001-01", "9999-12"):
         assert costs.parse_month(name).is_current
 
@@ -113,7 +114,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
     ],
 )
 def test_the_forecast_continues_the_spend_of_recent_days(account, runs, spent, daily):
-    now = datetime(2026, 11, 16, tzinfo=UTC)
+    now = datetime(2026, 11, 16, tzinfo=UTC)  # 15 days are left, with this one
     for amount, ago in runs:
         backdate(run(account, amount), now - ago)
     spent_minor = costs.spent_minor(account.organization, costs.month_of(now))

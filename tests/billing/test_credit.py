@@ -12,7 +12,7 @@ from django.utils import timezone
 from billing import credit
 from billing.errors import InsufficientFunds, VoucherRefused
 from billing.models import Account, BillingPolicy, CreditGrant, CreditUse, Transaction, Voucher
-from tests.billing.runs import buy, give, run, settle
+from tests.billing.runs import buy, give_credit, run, settle
 from tests.caching import clear_cache
 from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.factories.billing import wallet
@@ -38,7 +38,7 @@ def balances(account: Account) -> tuple[int, int, int]:
 
 
 def test_the_lot_that_expires_first_is_spent_first_and_paid_in_money_last(account):
-    never, late, soon = give(account, 50), give(account, 50, days=9), give(account, 50, days=1)
+    never, late, soon = give_credit(account, 50), give_credit(account, 50, days=9), give_credit(account, 50, days=1)
     hold = buy(account, 120)
     assert used_reserved_expired(soon, late, never) == [(0, 50, 0), (0, 50, 0), (0, 20, 0)]
     settle(hold, 70)
@@ -50,7 +50,7 @@ def test_the_lot_that_expires_first_is_spent_first_and_paid_in_money_last(accoun
 
 class TestExpired:
     def test_credit_reserved_by_an_open_hold_stays_valid_for_it(self, account):
-        lot = give(account, 100, days=1)
+        lot = give_credit(account, 100, days=1)
         hold = buy(account, 60)
         expire(lot)
         assert credit.remove_expired(account=account) == 40
@@ -63,7 +63,7 @@ class TestExpired:
         assert Transaction.objects.filter(kind="credit-expired").count() == 2
 
     def test_expired_credit_buys_nothing_before_it_is_removed(self, account):
-        lot = give(account, 100, days=1)
+        lot = give_credit(account, 100, days=1)
         expire(lot)
         with pytest.raises(InsufficientFunds):
             buy(account, 10_001)
@@ -73,7 +73,7 @@ class TestExpired:
 
     @pytest.mark.parametrize("is_first_settled_first", [True, False])
     def test_credit_pays_only_for_the_hold_that_reserved_it(self, account, is_first_settled_first):
-        lot = give(account, 100, days=1)
+        lot = give_credit(account, 100, days=1)
         first, second = buy(account, 80), buy(account, 80)  # they reserve 80 and 20
         expire(lot)
         usage = [(first, 0), (second, 80)]
@@ -84,7 +84,7 @@ class TestExpired:
 
 
 def test_the_database_refuses_to_use_a_lot_twice(account):
-    lot = give(account, 100)
+    lot = give_credit(account, 100)
     for change in ("used_minor", "reserved_minor", "expired_minor"):
         with pytest.raises(IntegrityError, match="credit_is_used_once"), transaction.atomic():
             CreditGrant.objects.filter(pk=lot.pk).update(**{change: 101})
@@ -142,7 +142,8 @@ def test_a_voucher_gives_credit_unless_it_cannot_be_redeemed(account, voucher):
     assert 29 * DAY < lot.expires_at - timezone.now() <= 30 * DAY
 
 
-def test_codes_cannot_be_guessed(account, voucher):
+@pytest.mark.usefixtures("voucher")
+def test_codes_cannot_be_guessed(account):
     for number in range(credit.MAX_WRONG_CODES):
         with pytest.raises(VoucherRefused, match="code does not exist"):
             redeem(account, f"GUESS{number}")

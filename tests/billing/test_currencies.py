@@ -74,7 +74,7 @@ def test_an_exact_amount_keeps_its_decimals_and_another_is_rounded():
         (".5", "USD", 50),
         ("５０", "CNY", 5000),
         ("500.00", "JPY", 500),
-        ("1,234", "KWD", 1234),
+        ("1,234", "KWD", 1234),  # a decimal comma: the currency has three decimals
         ("1.0000", "USD", 100),
     ],
 )
@@ -131,7 +131,8 @@ class TestPayments:
         assert provider.held(currency) == minor - step
 
     @pytest.mark.parametrize(("currency", "amount", "step"), [("ISK", 100_050, "ISK1"), ("KWD", 1235, "KWD0.010")])
-    def test_an_amount_that_is_too_fine_is_refused_before_the_provider_would(self, provider, currency, amount, step):
+    @pytest.mark.usefixtures("provider")
+    def test_an_amount_that_is_too_fine_is_refused_before_the_provider_would(self, currency, amount, step):
         with pytest.raises(AmountRefused) as caught:
             start_top_up(amount, currency=currency)
         assert caught.value.fields == {"amount_minor": f"The amount must be a multiple of {step}."}

@@ -8,7 +8,7 @@ from django.core import mail
 from billing import auto_topup, customers, payment_emails, payments
 from billing.errors import NoSavedCard
 from billing.models import AutoTopUp, PaymentCustomer, StripeEvent, TopUp
-from tests.billing.paying import balance, switch_on
+from tests.billing.paying import balance, switch_on_auto_top_ups
 from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import apply
@@ -27,7 +27,7 @@ def customer_id(top_up):
     return PaymentCustomer.objects.get(organization=top_up.account.organization).customer_id
 
 
-def existing(provider):
+def existing_customers(provider):
     return [each["id"] for each in provider.ask("GET", "customers")["data"]]
 
 
@@ -57,7 +57,7 @@ class TestDeleted:
             provider.fresh()  # the events of the deletion are lost
             assert pay(provider, top_up).state == TopUp.States.PAID
             seen.add(customer_id(top_up))
-            assert existing(provider) == [customer_id(top_up)]
+            assert existing_customers(provider) == [customer_id(top_up)]
         assert len(seen) == 4
         assert balance(top_up) == 5000 + 3 * 700
 
@@ -73,13 +73,13 @@ class TestDeleted:
             with pytest.raises(NoSavedCard):
                 act(organization=organization, method_id=saved.card.method_id)
         assert PaymentCustomer.objects.get().default_method == ""
-        assert existing(provider) == []  # reading creates no customer
+        assert existing_customers(provider) == []  # reading creates no customer
         page = customers.create_card_page(account=top_up.account, email="a@example.com")
         provider.pay(page.rsplit("/", 1)[1])
         assert [each.card.last4 for each in customers.saved_cards(organization)] == ["4242"]
 
     def test_switches_automatic_top_ups_off_with_one_mail(self, provider, top_up):
-        switch_on(top_up)
+        switch_on_auto_top_ups(top_up)
         delete(provider, top_up)
         for _ in range(2):
             auto_topup.run_due()
@@ -92,7 +92,7 @@ class TestDeleted:
         assert not TopUp.objects.filter(state=TopUp.States.CREATED).exists()
 
     def test_after_a_charge_whose_answer_was_lost_credits_it_once(self, provider, top_up):
-        switch_on(top_up)
+        switch_on_auto_top_ups(top_up)
         with provider.network_failing("after"):
             auto_topup.run_due()
         delete(provider, top_up)
@@ -105,7 +105,7 @@ class TestDeleted:
 
 
 def test_a_card_removed_at_the_dashboard_switches_automatic_top_ups_off_at_once(provider, top_up):
-    setup = switch_on(top_up)
+    setup = switch_on_auto_top_ups(top_up)
     provider.ask("POST", f"payment_methods/{setup.method_id}/detach")
     auto_topup.run_due()
     setup.refresh_from_db()
@@ -116,10 +116,10 @@ def test_a_card_removed_at_the_dashboard_switches_automatic_top_ups_off_at_once(
 
 class TestEvent:
     def test_is_applied_in_its_own_mode_only_and_if_the_provider_confirms_it(self, provider, top_up):
-        switch_on(top_up)
+        switch_on_auto_top_ups(top_up)
         event = {"id": "evt_1", "type": "customer.deleted", "livemode": False}
         event["data"] = {"object": {"id": customer_id(top_up), "object": "customer"}}
-        assert apply(event).state == StripeEvent.States.IGNORED
+        assert apply(event).state == StripeEvent.States.IGNORED  # the provider still has the customer
         deleted = delete(provider, top_up)
         (event,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
         assert apply(event | {"id": "evt_live", "livemode": True}).state == StripeEvent.States.QUARANTINED
@@ -133,7 +133,7 @@ class TestEvent:
         delete(provider, top_up)
         (event,) = [event for event in provider.fresh() if event["type"] == "customer.deleted"]
         pay(provider, top_up)
-        switch_on(top_up, threshold=10)  # the wallet has more
+        switch_on_auto_top_ups(top_up, threshold=10)  # the wallet has more
         known = customer_id(top_up)
         for number in range(2):
             assert apply(event | {"id": f"evt_{number}"}).state == StripeEvent.States.IGNORED

@@ -171,7 +171,9 @@ class TestAmounts:
         first = dict(dispute["balance_transactions"][0]) | {"amount": -4321, "currency": "eur"}
         provider.sandbox.account.change(dispute, balance_transactions=[first])
         seen = []
-        for amount in (None, -65, 4400, -4380):  # None: only the withdrawal that is there
+        # None: only the withdrawal that is there. -65 is a second one, which finds nothing left to take. Of an
+        # amount only the sign matters.
+        for amount in (None, -65, 4400, -4380):
             if amount:
                 move(provider, amount, currency="eur")
             provider.deliver()

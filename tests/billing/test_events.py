@@ -1,4 +1,8 @@
-"""The provider's events: stored once, applied once, in any order; parked or quarantined where they can't be."""
+"""The provider's events: stored once, applied once, in any order.
+
+One that cannot be applied yet is parked, and retried. One that contradicts our rows is quarantined: an administrator
+must decide.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from billing.models import (
     InvoiceSeries,
     Transaction,
 )
-from tests.billing.runs import backdate, check_constraints, figures, give, issue, posted, run
+from tests.billing.runs import backdate, check_constraints, figures, give_credit, issue, posted, run
 from tests.factories.billing import wallet
 
 pytestmark = pytest.mark.django_db
@@ -43,10 +43,10 @@ def write(*rows: Invoice | InvoiceLine) -> None:
 
 class TestIssue:
     def test_has_a_line_for_each_receipt_once_and_takes_credit_off(self, account):
-        free = run(account, 0, "#1 a.py")
+        free = run(account, 0, "#1 a.py")  # alone it makes no invoice
         assert invoices.issue(organization=account.organization) is None
         assert InvoiceSeries.objects.get().last == 0
-        give(account, 320)
+        give_credit(account, 320)
         first, second = run(account, 300, "#2 b.py"), run(account, 200, "#3 c.py")
         assert invoices.uninvoiced_minor(account.organization) == 500
         invoice = issue(account)
@@ -85,6 +85,7 @@ class TestIssueDue:
         (invoice,) = invoices.issue_due()
         check_constraints()
         assert [line.receipt for line in invoice.lines.all()] == [late]
+        # The period begins with its first receipt and ends with the month; here both are the month's last day.
         assert invoice.period_start == invoice.period_end == (month - timedelta(days=1)).date()
         assert invoices.issue_due() == []
         assert [line.receipt for line in issue(account).lines.all()] == [now]
@@ -127,7 +128,7 @@ class TestTax:
     def test_on_top_that_the_wallet_does_not_hold_is_owed(self, account):
         BillingPolicy.objects.create(tax_percent=Decimal(10), tax_inclusive=False)
         run(account, 9950)
-        give(account, 500)
+        give_credit(account, 500)
         issue(account)
         account.refresh_from_db()
         # The 50 that were paid in are taken; credit pays no tax.
@@ -166,7 +167,7 @@ class TestCreditNote:
         assert [row.reference for row in postings] == ["tax:invoice:1", "credit-note:1", "credit-note:2"]
 
     def test_gives_credit_back_as_credit_and_last(self, account):
-        give(account, 60)
+        give_credit(account, 60)
         run(account, 100)
         invoice = issue(account)
         (line,) = invoice.lines.all()

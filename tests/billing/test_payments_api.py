@@ -17,6 +17,7 @@ MASTERCARD = "5555 5555 5555 4444"
 
 @pytest.fixture
 def account(owner):
+    """The owner's wallet with 100; a node costs 360 an hour."""
     book()
     return wallet(owner.organization, balance_minor=100)
 
@@ -138,7 +139,8 @@ class TestPayingForAQuote:
         assert account.posted_minor == (0 if owed else 100) + due - owed >= offer.ceiling_minor
         assert receivables.owed_minor(account) == 0
 
-    def test_is_refused_if_more_is_missing_than_one_payment_allows(self, client, owner, account, provider, settings):
+    @pytest.mark.usefixtures("provider")
+    def test_is_refused_if_more_is_missing_than_one_payment_allows(self, client, owner, account, settings):
         offer = quote(account, member=owner, seconds=7 * 3600)  # the wallet lacks $24.20
         settings.TOP_UP_MAXIMUM_MINOR = 2419
         answer = client("post", f"quotes/{offer.pk}/pay/")

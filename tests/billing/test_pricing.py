@@ -40,6 +40,9 @@ PRICES = [
 ]
 HUNDRED = [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")]
 FIXED = {"product": "fixed", "mode": Mode.FIXED}
+SHORTEST = 60
+"""Seconds of the shortest run: a ceiling must pay for a minute, since less would not get past a run's start. No test
+here asks for a shorter time."""
 WEEK = 7 * 24 * 3600
 LIMITS = {"min_deadline_seconds": 300, "max_deadline_seconds": WEEK, "max_seconds": None, "ceiling_minor": None}
 
@@ -75,7 +78,8 @@ def test_the_price_of_an_hour_depends_on_nodes_and_product():
         ({"mode": Mode.FIXED}, ("not_priced", "node_spec", 0)),  # only the product `fixed` has a fixed price
         ({"max_seconds": 3601, "max_deadline_seconds": 3600}, ("max_seconds_too_large", "max_seconds", 3600)),
         ({"ceiling_minor": 4}, ("ceiling_too_small", "ceiling_minor", 5)),  # the minimum charge
-        ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),  # a minute costs 2
+        # Ten epochs at 2.5, and the shortest run: 1.5 at 90 an hour, rounded up.
+        ({"product": "coached", "ceiling_minor": 26}, ("ceiling_too_small", "ceiling_minor", 27)),
         (FIXED | {"nodes": 4, "ceiling_minor": 31}, ("ceiling_too_small", "ceiling_minor", 32)),  # 10 x 4 x 0.8
     ],
 )
@@ -85,7 +89,7 @@ def test_a_refusal_names_the_field_and_a_value_that_works(choices, error):
         offer(**choices)
     assert (caught.value.code, caught.value.field, caught.value.limit) == (code, field, limit)
     if code != "not_priced":
-        assert offer(**choices | {field: limit}).deadline_seconds >= 60
+        assert offer(**choices | {field: limit}).deadline_seconds >= SHORTEST
 
 
 def test_the_estimate_is_priced_at_p50_and_p90():
@@ -93,7 +97,7 @@ def test_the_estimate_is_priced_at_p50_and_p90():
     assert (offered.deadline_seconds, offered.ceiling_minor) == (1800, 45)
     assert (offered.p50_minor, offered.p90_minor) == (15, 23)  # 600 s = 15.0, 900 s = 22.5
     assert [(line.rule, line.quantity, line.unit_minor) for line in offered.lines] == [("time_used", "0.5", "90")]
-    longer = offer(**FIXED, included_seconds=600)  # 1200 s extra at 90 an hour
+    longer = offer(**FIXED, included_seconds=600)  # a price of 8, and 0, 300 or 1200 s extra at 90 an hour
     assert (longer.p50_minor, longer.p90_minor, longer.ceiling_minor) == (8, 16, 38)
 
 
@@ -105,7 +109,7 @@ def test_no_time_costs_nothing():
 @pytest.mark.parametrize(
     ("choices", "seconds"),
     [
-        ({"estimate": Estimate(1, 2, "reference")}, 300),  # the minimum of an unlimited run
+        ({"estimate": Estimate(1, 2, "reference")}, 300),  # the least if the customer sets no limit
         ({"max_deadline_seconds": 1000}, 1000),
         ({"estimate": Estimate(600, 900.0001, "reference")}, 1800),
         ({"estimate": Estimate(600, 900.2, "reference")}, 1801),
@@ -122,12 +126,12 @@ def test_the_deadline_follows_from_the_estimate_and_the_choices(choices, seconds
 
 def test_a_fixed_price_includes_node_time():
     """Fewer nodes make the same node time last longer."""
-    terms = offer(**FIXED, included_seconds=600).terms
+    terms = offer(**FIXED, included_seconds=600).terms  # ten epochs at 0.8; an epoch's price is that on all nodes
     fewer = Usage.of([Range(300, 2), Range(600, 1)], completed=True)
     assert rate(fewer, dataclasses.replace(terms, nodes=2)).total_minor == 8
 
 
-def test_a_fixed_price_without_included_time_is_the_price():
+def test_a_fixed_price_that_states_no_included_time_is_charged_for_any_time():
     offered = offer(**FIXED, nodes=4, epochs=10)  # 10 epochs x 4 nodes x 0.8
     assert (offered.ceiling_minor, offered.p50_minor, offered.p90_minor) == (32, 32, 32)
     stored = offered.terms.to_json()
@@ -160,8 +164,8 @@ def offers(draw: st.DrawFn) -> Offer:
         "epochs": draw(st.integers(1, 1000)),
         "prices": prices,
         "estimate": Estimate(p50, p50 * draw(st.floats(1, 3)), "reference"),
-        "max_seconds": draw(st.none() | st.integers(60, WEEK)),
-        "included_seconds": draw(st.none() | st.integers(60, WEEK)),
+        "max_seconds": draw(st.none() | st.integers(SHORTEST, WEEK)),
+        "included_seconds": draw(st.none() | st.integers(SHORTEST, WEEK)),
     }
     try:
         return offer(**choices, ceiling_minor=draw(st.none() | st.integers(1, 10**9)))
@@ -177,13 +181,14 @@ def test_no_usage_costs_more_than_the_ceiling_and_a_failed_run_no_more_than_a_co
     assert 0 <= failed.total_minor <= completed.total_minor <= offered.ceiling_minor
     for charge in (failed, completed):
         assert sum(line.amount_minor for line in charge.lines) == charge.total_minor
+        # Lines above_… lower the sum to a limit, such as the ceiling.
         assert all(line.amount_minor >= 0 for line in charge.lines if not line.rule.startswith("above_"))
 
 
 @given(offers())
 def test_the_ceiling_pays_for_the_whole_deadline(offered):
     """No run is cut short by money before its deadline: at the deadline nothing is above the ceiling."""
-    assert offered.deadline_seconds >= 60
+    assert offered.deadline_seconds >= SHORTEST
     charge = rate(Usage(offered.deadline_seconds, completed=True), offered.terms)
     assert "above_ceiling" not in [line.rule for line in charge.lines]
     assert sum(line.amount_minor for line in offered.lines) == offered.ceiling_minor == offered.terms.ceiling_minor

@@ -13,7 +13,7 @@ from billing.models import Account, BillingPolicy, Invoice, Price
 from billing.pricing import Estimate, Line, Mode, Offer, PriceKind, PriceRow, Purchase, Terms, quote, rate
 from billing.usage import Range, Usage
 from jobs import catalogue, estimates, free_estimates
-from tests.billing.runs import figures, give, issue, posted, run
+from tests.billing.runs import figures, give_credit, issue, posted, run
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pricing.md").read_text()
 
@@ -122,7 +122,7 @@ def invoice_month(account: Account, row: dict[str, str]) -> Invoice:
     is_inclusive = {"in": True, "on top": False}[row["prices"]]
     BillingPolicy.objects.create(tax_percent=Decimal(row["tax %"]), tax_inclusive=is_inclusive)
     if credit := int(row["credit used"]):
-        give(account, credit)
+        give_credit(account, credit)
     run(account, int(row["runs"]))
     return issue(account)
 

@@ -57,7 +57,8 @@ def test_a_quote_keeps_its_figures_and_is_valid_until_it_expires(account, settin
     [
         ({"spec": "unpriced"}, NotPriced, "node_spec", "There is no price for this product, node spec and number"),
         ({"max_seconds": 7201}, QuoteRefused, "max_seconds", "The longest time of this product is 7200 seconds."),
-        ({"ceiling_minor": 11}, QuoteRefused, "ceiling_minor", "The ceiling must be at least $0.12 for"),  # a minute
+        # A minute of two nodes, the shortest run.
+        ({"ceiling_minor": 11}, QuoteRefused, "ceiling_minor", "The ceiling must be at least $0.12 for"),
     ],
 )
 def test_a_choice_is_refused_at_its_field(account, changes, error, field, sentence):

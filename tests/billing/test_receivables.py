@@ -9,7 +9,7 @@ from billing.errors import WriteOffRefused
 from billing.models import Account, Entry, Transaction, WriteOff
 from console.accounts.models import AuditEvent
 from console.core.errors import NotAllowed
-from tests.billing.runs import buy, give, settle
+from tests.billing.runs import buy, give_credit, settle
 from tests.books import BROKEN_BOOKS, broken
 from tests.factories.accounts import UserFactory
 from tests.factories.billing import book, wallet
@@ -53,7 +53,7 @@ def test_money_taken_back_leaves_held_money_and_credit_and_the_rest_is_owed(held
     if held:
         ledger.hold(account=account, amount_minor=held)
     if credit_minor:
-        give(account, credit_minor)
+        give_credit(account, credit_minor)
     assert take_back(account, taken)
     assert balances(account) == left
     assert credit.credit_minor(account) == credit_minor
@@ -99,7 +99,7 @@ class TestReleasedMoney:
         assert broken(BROKEN_BOOKS) == {}
 
     def test_that_is_credit_stays_credit(self, held):
-        give(held.account, 700)
+        give_credit(held.account, 700)
         take_back(held.account, 12_500)
         settle(held, 0)
         assert balances(held.account) == (700, 2500, 2500)

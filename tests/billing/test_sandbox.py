@@ -137,7 +137,8 @@ def test_an_idempotency_key_gives_its_first_answer_for_a_day(customer, served):
     assert create_checkout(customer).session_id != first.session_id
 
 
-def test_events_are_sent_until_they_are_accepted(customer, receiver, monkeypatch):
+@pytest.mark.usefixtures("customer")
+def test_events_are_sent_until_they_are_accepted(receiver, monkeypatch):
     monkeypatch.setattr(delivery, "RETRY_SECONDS", (0.01,))
     receiver.next_event("customer.created")  # that of the fixture
     receiver.statuses = [500, 404, 302]

@@ -8,7 +8,7 @@ import pytest
 from billing import credit, invoices, ledger, storage_charges
 from billing.models import BillingPolicy, Receipt, StorageBalance, StorageDay
 from billing.storage_charges import GB, charge_day, collect, daily_cost, unpaid_minor
-from tests.billing.runs import give
+from tests.billing.runs import give_credit
 from tests.factories.billing import book, wallet
 
 JUNE, FEBRUARY = date(2026, 6, 30), date(2026, 2, 1)
@@ -20,7 +20,7 @@ JUNE, FEBRUARY = date(2026, 6, 30), date(2026, 2, 1)
         (40, "300", JUNE, "300"),  # 30 paid gigabytes at 300 a month, for one of 30 days
         (10, "300", JUNE, "0"),
         (0, "300", JUNE, "0"),
-        (38, "300", FEBRUARY, "300"),
+        (38, "300", FEBRUARY, "300"),  # 28 paid gigabytes, for one of 28 days
         (11, "0.1", JUNE, "0.003333"),
     ],
 )
@@ -62,7 +62,7 @@ class TestCharge:
         assert (account.available_minor, account.held_minor, unpaid_minor(account)) == (0, 100, 50)
         assert collect(account=account) == 0
         assert StorageBalance.objects.get().unpaid_since is not None
-        give(account, 70)
+        give_credit(account, 70)
         assert [collect(account=account), collect(account=account)] == [50, 0]
         assert credit.credit_minor(account) == 20
         assert (unpaid_minor(account), StorageBalance.objects.get().unpaid_since) == (0, None)

@@ -14,7 +14,7 @@ from billing import auto_topup, budgets, charges, invoices, payment_emails, reco
 from billing.models import Account, CreditGrant, Entry, Quote
 from billing.quotes import make_extension_quote
 from console.observability import heartbeats
-from tests.billing.runs import buy, check_constraints, give
+from tests.billing.runs import buy, check_constraints, give_credit
 from tests.factories.billing import quote
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +37,7 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought(account):
     fresh, _stale, bought = (quote(account) for _ in range(3))
     hold = charges.hold(quote=bought, reference="order:1")
     user = bought.created_by
-    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)
+    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)  # bought too, to extend it
     charges.extend(hold=hold, quote=longer, idempotency_key="1", user=user)
     long_ago = timezone.now() - timedelta(days=1, seconds=1)  # expired quotes are kept for a day
     Quote.objects.exclude(pk=fresh.pk).update(expires_at=long_ago)
@@ -46,18 +46,19 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought(account):
 
 
 def test_watch_money_takes_back_expired_credit_and_mails_budgets_once(owner, account):
-    give(account, 50, days=1)
+    give_credit(account, 50, days=1)
     CreditGrant.objects.update(expires_at=timezone.now())
     budgets.set_budget(membership=owner, user=None, amount_minor=100)
-    buy(account, 60, member=owner)
+    buy(account, 60, member=owner)  # held, which counts against the budget: past its first threshold, 50 %
     for _ in range(2):
         tasks.watch_money()
     account.refresh_from_db()
-    assert account.posted_minor == 10_000
+    assert account.posted_minor == 10_000  # without the 50 of credit
     assert len(mail.outbox) == 1
 
 
-def test_check_ledger_reports_each_kind_of_inconsistency(account, embedded, caplog):
+@pytest.mark.usefixtures("embedded")  # Redis, for the heartbeat
+def test_check_ledger_reports_each_kind_of_inconsistency(account, caplog):
     buy(account, 100)
     heartbeats._next_at.clear()  # else a heartbeat of the last second, of another test, forbids this one
     tasks.check_ledger()
@@ -69,7 +70,7 @@ def test_check_ledger_reports_each_kind_of_inconsistency(account, embedded, capl
     assert "The ledger is inconsistent" in caplog.text
     rows.update(held_minor=F("held_minor") - 1)
     assert reconciliation.check_ledger() == CORRECT | {"balances": 1, "holds": 1}
-    check_constraints()
+    check_constraints()  # now, for the entries so far: at the end of the test it would find the wrong one
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL session_replication_role = replica")  # no trigger fires
         entry = Entry.objects.filter(account=account).latest("id")

@@ -82,7 +82,8 @@ def test_a_file_is_written_listed_read_and_deleted(client, workspace):
     assert workspace.size_bytes == 0
 
 
-def test_a_file_that_changed_meanwhile_is_not_overwritten(client, workspace):
+@pytest.mark.usefixtures("workspace")
+def test_a_file_that_changed_meanwhile_is_not_overwritten(client):
     file = "workspaces/code/files/train.py"
     created = send(client, file, b"1", HTTP_IF_NONE_MATCH="*")
     read = client.get(f"/api/v1/{file}")
@@ -188,7 +189,8 @@ def send_wire(client, address, wire, length):
     return send(client, address, **{"wsgi.input": wire, "CONTENT_LENGTH": str(length)})
 
 
-def test_bodies_are_streamed_both_ways(client, folder):
+@pytest.mark.usefixtures("workspace")
+def test_bodies_are_streamed_both_ways(client):
     wire = Wire(12 * MIB)
     assert send_wire(client, "workspaces/code/files/big", wire, 12 * MIB).status_code == 201
     assert wire.largest <= MIB

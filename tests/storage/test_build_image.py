@@ -8,15 +8,16 @@ from django.core.management import CommandError, call_command
 from runtime.images import builder, venvs
 from runtime.images.recipes import read_recipe, recipe_names
 
+pytestmark = pytest.mark.usefixtures("root")
+
 
 @pytest.fixture
 def root(settings, tmp_path):
-    """The folder of the images, with `pytorch` built and `horovod` built from an older recipe."""
+    """Set a folder of images in which `pytorch` is built, and `horovod` from an older recipe."""
     for name, digest in (("pytorch", read_recipe("pytorch").digest), ("horovod", "older")):
         (tmp_path / name).mkdir()
         venvs.mark_ready(tmp_path / name, digest)
     settings.TRAINYARD_IMAGES_ROOT = tmp_path
-    return tmp_path
 
 
 def run_command(*arguments, **options):
@@ -25,7 +26,7 @@ def run_command(*arguments, **options):
     return stdout.getvalue()
 
 
-def test_without_a_name_it_lists_every_image_with_its_state(root):
+def test_without_a_name_it_lists_every_image_with_its_state():
     lines = [line.split(maxsplit=1) for line in run_command().splitlines()]
     assert dict(lines) == {
         "horovod": "ready, but out of date (cpu)",
@@ -36,7 +37,7 @@ def test_without_a_name_it_lists_every_image_with_its_state(root):
     assert [name for name, _state in lines] == recipe_names()
 
 
-def test_steps_and_output_are_printed(root, monkeypatch):
+def test_steps_and_output_are_printed(monkeypatch):
     def build(folder, name, *, flavour, force, progress):
         if force:
             progress.step("Creating a virtual environment")
@@ -51,6 +52,6 @@ def test_steps_and_output_are_printed(root, monkeypatch):
     assert run_command("small") == "The image 'small' is ready (cached).\n"
 
 
-def test_an_unknown_name_fails(root):
+def test_an_unknown_name_fails():
     with pytest.raises(CommandError, match=r"There is no built-in image 'caffe'\. There are: horovod,"):
         run_command("pytorch", "caffe")

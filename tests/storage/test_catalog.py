@@ -185,8 +185,8 @@ def test_concurrent_uploads_cannot_exceed_the_quota(owner):
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
     workspace = new_workspace(owner)
-    limit = Quota.objects.filter(organization=owner.organization)
-    limit.update(max_files=8)  # the workspace's folder counts 1, the archive 4, each of the six files 1
+    quota = Quota.objects.filter(organization=owner.organization)
+    quota.update(max_files=8)  # the workspace's folder counts 1, the archive 4, each of the six files 1
     dataset, data = new_dataset(owner), tar_of(dict.fromkeys("abc", b"x"))
     write = lambda path: lambda: catalog.write_file(workspace=workspace, path=path, stream=io.BytesIO(b"x"))
     results = together(*(write(path) for path in "abcdef"), lambda: publish(dataset, data))
@@ -195,7 +195,7 @@ def test_concurrent_writes_cannot_exceed_the_number_of_files(owner):
         4 if isinstance(result, DatasetVersion) else not isinstance(result, TooLarge) for result in results
     )
     assert used <= 8
-    limit.update(max_files=used)
+    quota.update(max_files=used)
     assert selectors.quota_left(owner.organization) == 0, "no run can start"
     for refused in (write("new"), lambda: new_workspace(owner, "second"), lambda: publish(dataset, data)):
         with pytest.raises(TooLarge):
@@ -238,6 +238,7 @@ def test_the_first_workspace_is_created_once(owner):
 
 def test_files_of_a_workspace_count(owner, settings):
     organization = owner.organization
+    # For 1000 bytes in two files, and the workspace's folder.
     Quota.objects.filter(organization=organization).update(max_storage_bytes=1000 + 3 * ENTRY_BYTES)
     workspace = new_workspace(owner)
 
@@ -321,6 +322,7 @@ def test_an_archive_is_refused_while_it_is_unpacked(owner, monkeypatch):
         with pytest.raises(TooLarge):
             publish(dataset, data)
     assert len(taken) == 2 * 4  # the unpacked files and the archive are removed one after the other
+    # The quota does not count the scratch folder, its two folders for this upload, and the entry of the archive's file.
     assert max(taken) < quota + 4 * ENTRY_BYTES
     assert selectors.usage(owner.organization) == Usage()
     assert leftovers() == []

@@ -20,6 +20,7 @@ def client(api, member):
 
 @pytest.fixture
 def version(client, member):
+    """The first of two versions of the dataset `digits`; it has FILES."""
     DatasetFactory(organization=member.organization, name="digits")
     for content in (FILES, {"other": b"1"}):
         client.generic("PUT", "/api/v1/datasets/digits/archive/", tar_of(content), content_type="application/x-tar")
@@ -30,7 +31,8 @@ def listed(client, **query):
     return client.get("/api/v1/datasets/digits/files/", query).json()
 
 
-def test_a_version_is_listed_with_hashes(client, version):
+@pytest.mark.usefixtures("version")
+def test_a_version_is_listed_with_hashes(client):
     rows = listed(client, version=1)["results"]
     assert [(row["path"], row["kind"], row["size"]) for row in rows] == [
         ("raw", "folder", 0), ("README.md", "file", 8), ("z.csv", "file", 8),
@@ -41,7 +43,8 @@ def test_a_version_is_listed_with_hashes(client, version):
     assert [row["path"] for row in listed(client)["results"]] == ["other"]  # the latest
 
 
-def test_a_long_folder_has_pages(client, version, monkeypatch):
+@pytest.mark.usefixtures("version")
+def test_a_long_folder_has_pages(client, monkeypatch):
     monkeypatch.setattr(dataset_files, "PAGE_SIZE", 2)
     page = listed(client, version=1)
     assert len(page["results"]) == 2
@@ -57,7 +60,8 @@ def test_a_version_that_does_not_exist_or_is_deleted_is_not_found(client, versio
             assert answer.status_code == 404, number
 
 
-def test_paths_outside_a_version_are_refused(client, version):
+@pytest.mark.usefixtures("version")
+def test_paths_outside_a_version_are_refused(client):
     for path in ("../x", "%2e%2e/x", "/etc/passwd"):
         assert client.get(f"/api/v1/datasets/digits/files/{path}").json()["code"] == "unsafe_path"
     assert client.get("/api/v1/datasets/digits/files/", {"path": "../.."}).json()["code"] == "unsafe_path"

@@ -25,7 +25,7 @@ FILE = {"purpose": "workspace", "name": "code", "path": "src/data.bin", "size_by
 
 @pytest.fixture(autouse=True)
 def _places(member, monkeypatch, upload_bucket):
-    """A dataset and a workspace that take uploads; no task fetches them before a test does."""
+    """A dataset and a workspace that take uploads through `upload_bucket`; no task fetches them before a test does."""
     monkeypatch.setattr(direct_uploads, "PART_BYTES", PART)
     monkeypatch.setattr(direct_uploads, "send", lambda _task: None)
     DatasetFactory(organization=member.organization, name="digits")
@@ -152,7 +152,7 @@ def test_what_is_cancelled_expired_or_abandoned_leaves_the_bucket(client, upload
     assert len(left_in(upload_bucket)[1]) == 2
     Upload.objects.filter(key=expired["id"]).update(expires_at=timezone.now() - timedelta(seconds=1))
     seaweedfs.put(upload_bucket, f"{direct_uploads._prefix()}1/{'0' * 32}", b"of a crash")
-    outside = direct_uploads._prefix().replace("trainyard-uploads/", "other")
+    outside = direct_uploads._prefix().replace("trainyard-uploads/", "other")  # beside the folder of uploads
     seaweedfs.put(upload_bucket, outside, b"the operator's")
     garbage_collection.collect()
     assert left_in(upload_bucket) == ([], [key])

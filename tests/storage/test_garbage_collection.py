@@ -16,13 +16,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def later(monkeypatch):
+def eight_days_later(monkeypatch):
     """Move `timezone.now` eight days ahead, for the tests too.
 
     The garbage collection reads when a file's status last changed (ctime), which cannot be set back.
     """
-    eight_days = timezone.now() + timedelta(days=8)
-    monkeypatch.setattr(garbage_collection.timezone, "now", lambda: eight_days)
+    later = timezone.now() + timedelta(days=8)
+    monkeypatch.setattr(garbage_collection.timezone, "now", lambda: later)
 
 
 def leftover():
@@ -40,7 +40,7 @@ def dataset_with_files(owner, name):
     return dataset
 
 
-@pytest.mark.usefixtures("later")
+@pytest.mark.usefixtures("eight_days_later")
 def test_files_without_a_row_are_removed(owner):
     leftover()
     datasets = [dataset_with_files(owner, name) for name in ("live", "expired", "recent")]
@@ -63,13 +63,13 @@ def test_files_without_a_row_are_removed(owner):
     assert garbage_collection.collect() == 0
 
 
-@pytest.mark.usefixtures("later")
+@pytest.mark.usefixtures("eight_days_later")
 def test_an_entry_that_disappears_after_it_was_listed_is_passed_over(monkeypatch):
     leftover()
     gone = catalog.scratch() / "gone"
     list_entries = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda self: iter([gone, *list_entries(self)]))
-    assert garbage_collection.collect() == 2
+    assert garbage_collection.collect() == 2  # the leftover folder and file
 
 
 def test_workspaces_are_measured(owner):

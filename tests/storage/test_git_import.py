@@ -138,7 +138,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_only_plain_addresses_of_allowed_hosts_and_plain_branches_are_read(owner, resolve, field):
+@pytest.mark.usefixtures("resolve")
+def test_only_plain_addresses_of_allowed_hosts_and_plain_branches_are_read(owner, field):
     for value in REFUSED[field]:
         values = {"url": URL} | {field.removeprefix("git_"): value}
         assert refused_fields(git_fill, organization=owner.organization, **values) == [field], value
@@ -157,7 +158,8 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     secret_store.save_secret(organization=owner.organization, name="GITHUB", value="of-github\n")
     calls = []
     monkeypatch.setattr(git_import, "fetch", lambda **arguments: calls.append(arguments))
-    git_fill(organization=owner.organization, url=URL, secret="GITHUB")(None, None)
+    fill = git_fill(organization=owner.organization, url=URL, secret="GITHUB")
+    fill(None, None)  # without the folder and the meter, which only `fetch` needs
     options = calls[0]["options"]
     assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
     # This is x-access-token:of-github.
@@ -210,7 +212,8 @@ def write_one_file(**values):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_worker_may_die_before_any_statement_of_an_import(member, resolve, monkeypatch):
+@pytest.mark.usefixtures("resolve")
+def test_a_worker_may_die_before_any_statement_of_an_import(member, monkeypatch):
     monkeypatch.setattr(git_import, "fetch", write_one_file)
     row = start_workspace(organization=member.organization, user=member.user, name="code", git_url=URL)
     for step in count(1):
@@ -230,13 +233,14 @@ def test_a_worker_may_die_before_any_statement_of_an_import(member, resolve, mon
     assert selectors.workspaces_for(member.organization).count() == 1
 
 
-def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_times(member, resolve, monkeypatch):
+@pytest.mark.usefixtures("resolve")
+def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_times(member, monkeypatch):
     sent = []
     monkeypatch.setattr(tasks, "send", lambda task, *arguments: sent.append(arguments))
     User.objects.filter(pk=member.user_id).update(language="zh-hans")
     row = start_workspace(organization=member.organization, user=member.user, name="code", git_url=URL)
     tasks.resume_imports()
-    assert not sent  # a worker may be at it
+    assert not sent  # a worker may still carry it out
     WorkspaceImport.objects.update(updated_at=timezone.now() - workspace_imports.STALE_AFTER, attempts=3)
     tasks.resume_imports()
     assert sent == [(row.pk,)]
@@ -246,7 +250,8 @@ def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_tim
     assert row.error.startswith("导入中断次数过多")  # in the member's language
 
 
-def test_deleted_workspaces_hide_no_failed_import_and_the_number_of_open_ones_is_limited(member, resolve, monkeypatch):
+@pytest.mark.usefixtures("resolve")
+def test_deleted_workspaces_hide_no_failed_import_and_the_number_of_open_ones_is_limited(member, monkeypatch):
     monkeypatch.setattr(workspace_imports, "MAX_OPEN", 1)
     organization, now = member.organization, timezone.now()
     failed = WorkspaceImportFactory(organization=organization, ended_at=now, error="No such branch.")

@@ -263,13 +263,14 @@ def test_a_dataset_shows_its_open_imports_and_recent_failures_but_none_whose_ver
     now = timezone.now()
     create = partial(DatasetImport.objects.create, dataset=dataset, url="https://example.com/f")
     still_open, failed = create(), create(ended_at=now, error="No such file.")
-    create(ended_at=now - timedelta(days=2), error="No such file.")
+    create(ended_at=now - timedelta(days=2), error="No such file.")  # failures are shown for a day
     for _number in range(20):
         create(ended_at=now)  # its version was removed
     assert imports.shown_imports(dataset) == [failed, still_open]
 
 
-def test_an_import_is_started_over_the_api_and_its_file_is_kept_while_it_is_open(server, dataset, api, owner):
+@pytest.mark.usefixtures("dataset")
+def test_an_import_is_started_over_the_api_and_its_file_is_kept_while_it_is_open(server, api, owner):
     client = api(owner)
     answer = client.post("/api/v1/datasets/digits/imports/", {"url": f"https://{server.host}/f"})
     assert (answer.status_code, answer.json()["ended_at"]) == (201, None)

@@ -25,6 +25,7 @@ def workspace(owner):
 
 @pytest.fixture
 def folder(workspace):
+    """The workspace's folder. It has `src` with a file, a folder and a link."""
     folder = selectors.workspace_folder(workspace)
     (folder / "src" / "deep").mkdir(parents=True)
     (folder / "src" / "train.py").write_text("print(1)")
@@ -97,7 +98,8 @@ def test_links_and_pipes_are_removed_at_once_and_never_followed(workspace, folde
     assert not DeletedFile.objects.exists()
 
 
-def test_garbage_collection_removes_what_was_kept_long_enough(workspace, folder, monkeypatch):
+@pytest.mark.usefixtures("folder")
+def test_garbage_collection_removes_what_was_kept_long_enough(workspace, monkeypatch):
     old = recycle_bin.delete(workspace=workspace, path="src/train.py")
     kept = recycle_bin.delete(workspace=workspace, path="src")
     DeletedFile.objects.filter(pk=old.pk).update(kept_until=timezone.now())
@@ -114,7 +116,8 @@ def test_garbage_collection_removes_what_was_kept_long_enough(workspace, folder,
     assert (kept.size_bytes, kept.entry_count) == (41, 4)  # measured again, with the late file
 
 
-def test_the_bin_goes_with_its_workspace(workspace, folder, owner, stranger):
+@pytest.mark.usefixtures("folder")
+def test_the_bin_goes_with_its_workspace(workspace, owner, stranger):
     item = recycle_bin.delete(workspace=workspace, path="src")
     assert [(each.name, each.binned_bytes) for each in recycle_bin.bins_of(owner.organization)] == [("code", 8)]
     assert not recycle_bin.bins_of(stranger.organization)
@@ -133,7 +136,8 @@ def test_the_bin_goes_with_its_workspace(workspace, folder, owner, stranger):
     assert used(workspace) == Usage(0, 1)  # the other workspace
 
 
-def test_a_full_quota_can_be_emptied(workspace, folder):
+@pytest.mark.usefixtures("folder")
+def test_the_bin_can_be_emptied_though_the_quota_is_full(workspace):
     Quota.objects.update(max_storage_bytes=0)
     item = recycle_bin.delete(workspace=workspace, path="src")
     assert recycle_bin.restore(item=item) == "src", "it counted already"
@@ -153,4 +157,5 @@ def test_what_several_users_restore_at_once_is_restored_once(workspace, folder):
 
 
 def vars_of(item):
+    """Return the columns of a deleted file's row, from which each thread makes an object of its own."""
     return {field.attname: getattr(item, field.attname) for field in DeletedFile._meta.concrete_fields}

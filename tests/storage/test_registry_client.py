@@ -26,6 +26,7 @@ DIGEST = "sha256:" + "a" * 64
 
 @pytest.fixture(autouse=True)
 def _loopback(settings):
+    """Let the client connect to the servers of these tests, on 127.0.0.1."""
     settings.REGISTRY_PRIVATE_ADDRESSES = True
 
 

@@ -47,6 +47,7 @@ def test_a_value_is_written_changed_and_deleted_but_never_shown(api, owner, clie
     assert not [entry for entry in AuditEvent.objects.all() if VALUE in str(vars(entry))]
     client.post(reverse("secret_delete", args=["API_TOKEN"]))
     assert client.post(reverse("secret_list"), {"name": "KEY", "value": "a\r\nb\r\n"}).status_code == 302
+    # Browsers end the lines of a text field by \r\n.
     assert secret_store.values_of(owner.organization, ["KEY"]) == {"KEY": "a\nb\n"}
     assert client.post(reverse("secret_delete", args=["KEY"])).status_code == 302
     assert not Secret.objects.exists()

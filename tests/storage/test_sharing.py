@@ -28,6 +28,7 @@ def dataset(owner):
 
 @pytest.fixture
 def code(dataset):
+    """A code of `dataset` that nobody has entered."""
     return sharing.create_share(dataset=dataset, user=None, label="Acme")[1]
 
 
@@ -129,7 +130,8 @@ def test_publish_digits_publishes_them_once(stranger, capsys):
     assert usable(stranger) == ["mnist-digits"]
 
 
-def test_neither_organization_learns_the_name_of_the_other(dataset, api, owner, stranger):
+@pytest.mark.usefixtures("dataset")
+def test_neither_organization_learns_the_name_of_the_other(api, owner, stranger):
     Organization.objects.filter(pk=owner.organization.pk).update(name="Secret Owner", slug="secret-owner")
     Organization.objects.filter(pk=stranger.organization.pk).update(name="Secret Guest", slug="secret-guest")
     mine, theirs = api(owner), api(stranger)
@@ -161,7 +163,7 @@ def test_a_guest_changes_nothing(dataset, code, api, stranger):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_code_entered_twice_at_once_works_once(dataset, code, stranger):
+def test_a_code_entered_twice_at_once_works_once(code, stranger):
     third = create_organization(user=stranger.user, name="Third")
     results = together(lambda: accept(stranger, code), lambda: accept(third, code))
     assert sorted(type(result).__name__ for result in results) == ["Dataset", "InvalidInput"]

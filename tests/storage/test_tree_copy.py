@@ -108,7 +108,7 @@ def test_limits_hold_before_anything_is_written(root, target):
     (root / "big").write_bytes(b"x" * 10_000)
     with pytest.raises(TooLarge):
         copy(root, target, meter=Budget(2 * ENTRY_BYTES + 9_999))
-    assert (target / "big").stat().st_size == 0
+    assert (target / "big").stat().st_size == 0  # the file exists already, but without a byte
     (root / "more").write_bytes(b"")
     (target / "big").unlink()
     with pytest.raises(TooLarge, match="more than 2"):

@@ -46,6 +46,7 @@ class Tus:
         return self.send("POST", ROOT, body or b"", Upload_Metadata=packed, Content_Type=kind, **extra, **headers)
 
     def begin(self, size, metadata, **headers):
+        """Create an upload without bytes. Return its URL."""
         answer = self.create(size, metadata, **headers)
         assert answer.status_code == 201, answer.data
         return answer["Location"]
@@ -160,7 +161,8 @@ def test_an_archive_is_unpacked_into_a_folder_of_the_workspace(tus, organization
     counted_bytes = workspace.size_bytes
     assert before != catalog.measure_workspace(workspace=workspace)
     workspace.refresh_from_db()
-    assert counted_bytes == workspace.size_bytes  # but folders that were there count twice until it is measured
+    # The bytes were right before the measurement. The entries were not: folders that were there had counted twice.
+    assert counted_bytes == workspace.size_bytes
     assert left_over(organization) == ([], [])
     (root / "src" / "b").unlink()
     (root / "src" / "b").mkdir()
@@ -410,7 +412,7 @@ def test_of_two_requests_at_once_one_fails(tus, organization):
     body = Interleaved(CODE, lambda: tus.patch(url, 100, CODE[100:150]))
     with pytest.raises(uploads.OffsetConflict):
         uploads.append(upload=upload, offset=0, stream=body)
-    assert tus.offset(url) == 150
+    assert tus.offset(url) == 150  # the first piece of `body`, and the bytes of the other request
     tus.patch(url, 150, CODE[150:])
     assert (stored(organization), tus.state(url)["sha256"]) == (CODE, hashlib.sha256(CODE).hexdigest())
     url = tus.begin(len(CODE), FILE)

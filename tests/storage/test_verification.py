@@ -34,7 +34,8 @@ def workspace(owner):
     return workspace
 
 
-def test_sound_storage_has_no_findings_and_exit_code_0(version, workspace, capsys):
+@pytest.mark.usefixtures("version")
+def test_sound_storage_has_no_findings_and_exit_code_0(workspace, capsys):
     recycle_bin.delete(workspace=workspace, path="train.py")
     call_command("verify_storage")
     assert capsys.readouterr().out == "problem: 0, repaired: 0, note: 0\n"
