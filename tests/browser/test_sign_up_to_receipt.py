@@ -22,8 +22,8 @@ BAD_NAME = "Use 1 to 63 lowercase letters, digits, hyphens and underscores. Star
 
 
 @in_chinese
-def test_from_sign_up_to_the_receipt(whole_console, watched, tmp_path):
-    page, say = watched.page, watched.say
+def test_from_sign_up_to_the_receipt(whole_console, strict_window, tmp_path):
+    page, say = strict_window.page, strict_window.say
     _sign_up(whole_console.url, page, say)
     assert untranslated(page) == []
     _activate(page, say)

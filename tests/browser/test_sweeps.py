@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 
-def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
-    customer, page = sweeper.customer, watched.page
+def test_a_sweep_is_bought_and_shown_live(console, sweeper, strict_window):
+    customer, page = sweeper.customer, strict_window.page
     job = customer.end(customer.started(arguments="--seed 1"), Outcome.COMPLETED)
     log_in(page.context, console, customer.membership.user)
     page.goto(f"{console}/sweeps/new/")

@@ -54,14 +54,14 @@ def url(settings, tmp_path, root, customer):
         yield served
 
 
-def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_nothing_else(url, customer, watched):
+def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_nothing_else(url, customer, strict_window):
     runs = []
     for _run in range(2):
         attempt = customer.started()
         write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
         runs.append(attempt.job_id)
-    log_in(watched.page.context, url, customer.membership.user)
-    page = watched.page
+    log_in(strict_window.page.context, url, customer.membership.user)
+    page = strict_window.page
     page.goto(f"{url}/jobs/{runs[0]}/")
     with page.expect_popup() as popup:
         page.get_by_role("button", name="TensorBoard").click()

@@ -113,14 +113,14 @@ def requests_of(draw: st.DrawFn, cases: list[st.SearchStrategy], known: Known) -
 def send(world: World, case: Any, raw: Raw | None) -> Response:
     """Send a request as the owner of the organization, and roll back what it changed."""
     if isinstance(case.body, dict):
-        case.body = world.filled(case.body)
+        case.body = world.replace_placeholders(case.body)
     request = requests.Request(**case.as_transport_kwargs(base_url="http://testserver")).prepare()
     headers = dict(request.headers)
     content, content_type = request.body or b"", headers.pop("Content-Type", "")
     headers.pop("Content-Length", None)
     if raw is not None:
         content, content_type, headers = raw.content, raw.content_type, headers | raw.headers
-    world.spare_authentication()
+    world.skip_token_look_up()
     with transaction.atomic():
         answer = world.clients["owner"].generic(
             request.method, request.path_url, content, content_type=content_type, headers=headers
