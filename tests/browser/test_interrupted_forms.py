@@ -63,7 +63,7 @@ def test_the_text_in_the_editor_survives_logging_in_again(url, customer, strict_
     expect(page.locator("#save-state")).to_have_text("Saved.")
 
 
-def test_an_expired_quote_cannot_be_bought_and_one_stays_while_its_order_is_placed(url, strict_window):
+def test_an_expired_quote_cannot_be_bought_and_a_quote_being_ordered_is_not_replaced(url, strict_window):
     page = strict_window.page
     page.clock.install()
     fill_form(page, url)

@@ -96,7 +96,7 @@ def _upload_dataset(page, say, folder):
     expect(page.get_by_text("v2", exact=True)).to_be_visible()
     page.wait_for_load_state()
     expect(page.get_by_role("row").nth(1)).to_contain_text("603")  # bytes of the three files
-    page.locator("[data-pick=files]").set_input_files(archive)
+    page.locator("[data-pick=files]").set_input_files(archive)  # again, since the run gets the latest version
     expect(page.get_by_text("v3", exact=True)).to_be_visible()
 
 

@@ -47,6 +47,7 @@ def root(short_folders, monkeypatch):
 
 @pytest.fixture
 def url(settings, tmp_path, root, customer):
+    """The URL of a console that is served with its static files, beside a process that starts TensorBoards."""
     settings.MIDDLEWARE = ["console.serving.static.StaticMiddleware", *settings.MIDDLEWARE]
     settings.WHITENOISE_USE_FINDERS = True
     settings.STATIC_ROOT = tmp_path
