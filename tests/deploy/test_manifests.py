@@ -229,6 +229,7 @@ def test_an_upgrade_never_runs_two_beats_or_watchers_and_always_a_web_process():
 
 def test_network_policies_deny_by_default_and_name_peers_and_ports(overlay):
     policies = of_kind(objects(overlay), "NetworkPolicy")
+    # A policy without rules denies all traffic of its pods. With an empty selector these are all of its namespace.
     denying = [each for each in policies if each["spec"].keys() == {"podSelector", "policyTypes"}]
     closed = [each for each in denying if each["spec"]["podSelector"] == {}]
     both_ways = [each for each in closed if len(each["spec"]["policyTypes"]) == 2]  # Ingress and Egress
