@@ -84,4 +84,5 @@ def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_noth
         page.locator(".bulk-bar").get_by_role("button", name="TensorBoard").click()
     page.goto("about:blank")
     for run in runs:
+        # Each run's name begins with the number of its job.
         expect(popup.value.locator("runs-data-table")).to_contain_text(f"{run}-")

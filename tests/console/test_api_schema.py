@@ -86,6 +86,7 @@ class Known:
 
 def known_of(world: World, jobs: list[str], operation: APIOperation) -> Known:
     """Return what the request matrix knows of the operation. `jobs` are the ids for paths that name a job."""
+    # Without the parameters' names: `{id}` of the schema is `<int:pk>` in the route.
     shape = re.sub(r"{\w+}", "{}", operation.path)
     route = next(route for route in ROUTES if "/api/v1/" + re.sub(r"<[\w:]+>", "{}", route) == shape)
     values = re.fullmatch(re.sub(r"<[\w:]+>", "(.+)", route), world.path_of(route))

@@ -282,7 +282,7 @@ def test_an_organization_has_half_of_the_downloads(monkeypatch):
 
 def test_an_upload_is_read_as_it_arrives(server):
     peak = server.http.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
-    for headers in ({"Content-Length": str(60 * MIB)}, {}):
+    for headers in ({"Content-Length": str(60 * MIB)}, {}):  # without a length, the client sends chunks
         pieces = (b"x" * MIB for _ in range(60))
         answer = server.http.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
         assert answer["size"] == 60 * MIB
@@ -332,7 +332,7 @@ def test_an_upload_can_be_read_again_after_a_time_out():
 
 def test_the_size_of_a_form_is_limited(server):
     assert server.http.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
-    for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):
+    for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):  # the limit is 5 MiB; the second is sent in chunks
         answer = server.http.post(f"{server.url}/form", content=content)
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 

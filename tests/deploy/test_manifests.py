@@ -278,7 +278,7 @@ def test_the_restoring_pod_has_the_backups_volumes_and_settings():
     ((_name, _metadata, restore),) = pods(manifests_applied_by_hand())
     assert {volume["name"] for volume in backup["volumes"]} == {volume["name"] for volume in restore["volumes"]}
     variables = {each["name"]: each["value"] for each in restore["containers"][0]["env"]}
-    assert len(variables) == 3
+    assert len(variables) == 3  # the folders of the console's state, of its storage and of runs
     assert variables.items() <= env_file(KUBERNETES / "base" / "settings.env").items()
 
 
