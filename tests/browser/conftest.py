@@ -44,8 +44,8 @@ No flow runs in both languages, since that would take twice the time; some of th
 
 
 @dataclass
-class Watched:
-    """A page, and the errors in it."""
+class StrictWindow:
+    """A page, and the errors in it. The fixture `strict_window` fails a test with any."""
 
     page: Page
     language: str
@@ -173,43 +173,43 @@ def language(request):
 
 
 @pytest.fixture
-def watched(chromium, language):
-    """A new window. It must end without console errors, failed requests and exceptions."""
+def strict_window(chromium, language):
+    """A new window. Its test fails at the end if the page had console errors, failed requests or exceptions."""
     context = open_context(chromium, language=language)
     page = context.new_page()
-    watched = Watched(page, language)
+    window = StrictWindow(page, language)
 
     def on_console(message):
         # htmx logs a request that a newer one replaces as an error.
         is_replaced = message.text.startswith(("htmx:afterRequest", "htmx:sendAbort"))
-        is_expected = f" {watched.expected_error_status} " in message.text
+        is_expected = f" {window.expected_error_status} " in message.text
         if message.type in {"error", "warning"} and not is_replaced and not is_expected:
-            watched.errors.append(f"{message.type}: {message.text} {message.location}")
+            window.errors.append(f"{message.type}: {message.text} {message.location}")
 
     def on_failure(request):
         # A stream that is closed on purpose, or left with its page, ends as aborted.
         if request.failure != "net::ERR_ABORTED":
-            watched.errors.append(f"failed: {request.url} {request.failure}")
+            window.errors.append(f"failed: {request.url} {request.failure}")
 
     def on_response(response):
-        if response.status >= 400 and response.status != watched.expected_error_status:
-            watched.errors.append(f"{response.status}: {response.url}")
+        if response.status >= 400 and response.status != window.expected_error_status:
+            window.errors.append(f"{response.status}: {response.url}")
 
     page.on("console", on_console)
-    page.on("pageerror", lambda error: watched.errors.append(f"exception: {error}"))
+    page.on("pageerror", lambda error: window.errors.append(f"exception: {error}"))
     page.on("requestfailed", on_failure)
     page.on("response", on_response)
-    yield watched
+    yield window
     context.close()
-    assert watched.errors == []
+    assert window.errors == []
 
 
 @pytest.fixture
-def url(transactional_db, console, customer, watched):
-    """The URL of a console to which the watched page is logged in as the customer."""
-    log_in(watched.page.context, console, customer.membership.user)
+def url(transactional_db, console, customer, strict_window):
+    """The URL of a console to which the page of `strict_window` is logged in as the customer."""
+    log_in(strict_window.page.context, console, customer.membership.user)
     # The tests' server has no event streams; pages refresh without them.
-    watched.page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
+    strict_window.page.route("**/stream/", lambda route: route.fulfill(content_type="text/event-stream"))
     return console
 
 

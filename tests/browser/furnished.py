@@ -122,6 +122,7 @@ def _fill_storage(customer):
 
 def _run_jobs(customer):
     backend, now = customer.backend, time.time()
+    # Runs of the past have a `max_seconds` that ends after now: else the fake cluster ends them at their time limit.
     succeeded = customer.started(at=now - 3 * HOUR, max_seconds=14_400, arguments="--seed 1", datasets="digits")
     _write_curves(succeeded.job_id)
     _write_files(backend, succeeded)
@@ -139,7 +140,7 @@ def _run_jobs(customer):
     customer.end(check.attempts.get(), Outcome.COMPLETED)
     reconciliation.reconcile()
     sweeper = Sweeper(customer)
-    sweep = sweeper.buy(trials=8)
+    sweep = sweeper.buy(trials=8)  # enough for the importance of parameters, which needs five
     sweeper.finish(sweep)
     notebook = sell_notebook(customer)
     running = customer.started(at=now - 60, datasets="digits")
@@ -184,6 +185,7 @@ def _write_files(backend, attempt):
 
 
 def _sample(node, at):
+    """Return a sample of a node with one rank. Node 1 waits for node 0, which pages show as the slower one."""
     rank = {"rank": node, "cpu": 0.4, "memory": 2e8, "steps": 20, "step_seconds": 1.9, "comm_seconds": 0.2 + node}
     use = {"cpu": 0.45, "memory": 3e8, "net_rx": 1e5, "net_tx": 1e5, "disk_read": 0, "disk_write": 1e4}
     return {"at": at, **use, "ranks": [rank]}
@@ -203,7 +205,7 @@ def _pay(customer, provider):
     top_up = payments.start_top_up(account=account, amount_minor=5000, user=user, save_card=True)
     provider.pay(top_up.session_id)
     provider.deliver()
-    payments.start_top_up(account=account, amount_minor=2000, user=user, save_card=False)
+    payments.start_top_up(account=account, amount_minor=2000, user=user, save_card=False)  # stays open: a page shows it
     card = customers.saved_cards(customer.organization)[0].card
     auto_topup.switch_on(account=account, threshold_minor=500, amount_minor=2000, method_id=card.method_id, user=user)
     Voucher.objects.create(code="WELCOME", reason="Welcome", amount_minor=500, currency="USD")

@@ -311,6 +311,7 @@ def test_axe_accepts_the_admin(walker):
         if forms:
             walker.check(forms[0].removeprefix("/"), color_themes=color_themes)
         apps.add(app)
+    # Other fields than in the form of the first row, whose prices are published and cannot be edited.
     walker.check("admin/billing/pricebook/add/", color_themes=0)
     walker.check("admin/jobs/job/{failed}/page/")
     assert not walker.violations, "\n".join(walker.violations)

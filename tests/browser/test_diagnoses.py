@@ -99,8 +99,8 @@ def fail(customer, case):
 
 
 @in_chinese
-def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url, customer, client, watched):
-    page = watched.page
+def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url, customer, client, strict_window):
+    page = strict_window.page
     client.force_login(customer.membership.user)
     customer.write(SCRIPT, CODE)
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
@@ -109,7 +109,7 @@ def test_each_family_of_causes_is_explained_and_its_button_leads_to_the_fix(url,
     followed = set()
     for job, case in [(fail(customer, case), case) for case in CASES]:
         _check_explanation(client.get(f"/jobs/{job}/").content.decode(), case)
-        chinese = client.get(f"/jobs/{job}/", headers={"accept-language": watched.language}).content.decode()
+        chinese = client.get(f"/jobs/{job}/", headers={"accept-language": strict_window.language}).content.decode()
         assert not list(filter(english_texts().fullmatch, texts_of(chinese))), case.family
         if case.button not in followed:  # families share buttons
             page.goto(f"{url}/jobs/{job}/")

@@ -12,8 +12,8 @@ pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese
-def test_a_job_is_bought_again_with_the_edited_script_and_exactly_as_it_was(url, customer, watched):
-    page, say = watched.page, watched.say
+def test_a_job_is_bought_again_with_the_edited_script_and_exactly_as_it_was(url, customer, strict_window):
+    page, say = strict_window.page, strict_window.say
     customer.write("train.py", "print('first')\n")
     first = customer.started()
     customer.end(first, Outcome.CODE_FAILED)

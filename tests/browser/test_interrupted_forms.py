@@ -31,13 +31,13 @@ def log_in_again(page, customer):
     page.wait_for_load_state()
 
 
-def test_the_filled_form_survives_logging_in_again(url, customer, watched):
-    page = watched.page
+def test_the_filled_form_survives_logging_in_again(url, customer, strict_window):
+    page = strict_window.page
     # After the quote the page requests a comparison with other nodes and node specs. Here the test answers it, because
     # without the session the server's 401 might open the dialog before the click.
     page.route(re.compile(r"/comparison/"), lambda route: route.fulfill(body=""))
     fill_form(page, url)
-    watched.expected_error_status = 401
+    strict_window.expected_error_status = 401
     page.context.clear_cookies(name="sessionid")
     page.locator("#buy").click()
     log_in_again(page, customer)
@@ -47,13 +47,13 @@ def test_the_filled_form_survives_logging_in_again(url, customer, watched):
     expect(page.locator("#buy")).to_be_enabled()
 
 
-def test_the_text_in_the_editor_survives_logging_in_again(url, customer, watched):
-    page = watched.page
+def test_the_text_in_the_editor_survives_logging_in_again(url, customer, strict_window):
+    page = strict_window.page
     page.goto(f"{url}/workspaces/w/main/file/train.py")
     page.locator(".CodeMirror").click()
     page.keyboard.press("Control+Home")
     page.keyboard.type("# typed before")
-    watched.expected_error_status = 401
+    strict_window.expected_error_status = 401
     page.context.clear_cookies(name="sessionid")
     page.keyboard.press("Control+s")
     log_in_again(page, customer)
@@ -63,8 +63,8 @@ def test_the_text_in_the_editor_survives_logging_in_again(url, customer, watched
     expect(page.locator("#save-state")).to_have_text("Saved.")
 
 
-def test_an_expired_quote_cannot_be_bought_and_one_stays_while_its_order_is_placed(url, watched):
-    page = watched.page
+def test_an_expired_quote_cannot_be_bought_and_a_quote_being_ordered_is_not_replaced(url, strict_window):
+    page = strict_window.page
     page.clock.install()
     fill_form(page, url)
     # A quote is valid for 30 minutes (QUOTE_TTL_SECONDS).

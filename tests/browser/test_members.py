@@ -11,8 +11,8 @@ pytestmark = LIVE_SERVER_MARKS
 
 
 @in_chinese
-def test_an_invited_member_joins_and_cannot_manage_or_pay(url, watched, second_page):
-    page, say = watched.page, watched.say
+def test_an_invited_member_joins_and_cannot_manage_or_pay(url, strict_window, second_page):
+    page, say = strict_window.page, strict_window.say
     page.goto(f"{url}/organization/")
     page.locator("[name=email]").fill("grace@example.com")
     page.get_by_role("button", name=say("Send invitation")).click()

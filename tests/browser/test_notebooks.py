@@ -14,8 +14,8 @@ pytestmark = [*WITH_WHOLE_CONSOLE, pytest.mark.slow]
 CELL = "import torch; print('sum', int(torch.ones(3).sum()))"
 
 
-def test_a_notebook_runs_a_cell_with_torch_and_leaves_a_file_and_a_receipt(whole_console, buyer, watched):
-    page = watched.page
+def test_a_notebook_runs_a_cell_with_torch_and_leaves_a_file_and_a_receipt(whole_console, buyer, strict_window):
+    page = strict_window.page
     _log_in(page, whole_console.url, buyer.email)
     job = _buy(page, whole_console.url)
     buyer.started.append(job)  # so that a failed test does not leave it open

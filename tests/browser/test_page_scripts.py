@@ -25,8 +25,8 @@ def violations(page, part):
     return page.evaluate("(part) => axe.run(part).then((result) => result.violations)", part)
 
 
-def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, watched):
-    page, job = watched.page, ended_job(customer, Outcome.CODE_FAILED)
+def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, strict_window):
+    page, job = strict_window.page, ended_job(customer, Outcome.CODE_FAILED)
     page.goto(f"{url}/jobs/")
     page.keyboard.press("Control+k")
     expect(page.locator(".palette-input")).to_be_focused()
@@ -48,8 +48,8 @@ def test_the_palette_is_opened_searched_and_followed_by_keyboard(url, customer, 
     expect(page.locator("#shortcuts")).to_be_hidden()
 
 
-def test_on_a_phone_the_price_stays_in_sight_and_a_list_replaces_tabs_also_for_operators(url, customer, watched):
-    page, job = watched.page, ended_job(customer, Outcome.COMPLETED)
+def test_on_a_phone_the_price_stays_in_sight_and_a_list_replaces_tabs_also_for_operators(url, customer, strict_window):
+    page, job = strict_window.page, ended_job(customer, Outcome.COMPLETED)
     page.set_viewport_size({"width": NARROW, "height": 800})
     page.goto(f"{url}/training/new/?rerun={job}")
     expect(page.locator(".quote-bar")).to_contain_text("$")
@@ -85,8 +85,8 @@ def test_on_a_phone_the_price_stays_in_sight_and_a_list_replaces_tabs_also_for_o
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
 
 
-def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url, customer, watched):
-    page, job = watched.page, sell_notebook(customer).job_id
+def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url, customer, strict_window):
+    page, job = strict_window.page, sell_notebook(customer).job_id
     page.clock.install()
     # The server's clock does not move with the browser's, so the header must not be rendered again. htmx ignores a 204.
     page.route("**/live/**", lambda route: route.fulfill(status=204))
@@ -102,9 +102,9 @@ def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url,
     page.wait_for_url(f"**/notebooks/{job}/extend/")
 
 
-def test_a_conflict_in_the_editor_loses_no_text(url, customer, watched):
-    page = watched.page
-    watched.expected_error_status = 409
+def test_a_conflict_in_the_editor_loses_no_text(url, customer, strict_window):
+    page = strict_window.page
+    strict_window.expected_error_status = 409
     customer.write("plan.md", "# Plan\n")
     other = page.context.new_page()
     for window, line in ((page, "mine"), (other, "theirs")):
@@ -133,8 +133,8 @@ def test_a_conflict_in_the_editor_loses_no_text(url, customer, watched):
     expect(other.locator(".CodeMirror-code")).to_contain_text("theirs again")
 
 
-def test_a_job_is_cancelled_while_its_page_refreshes(url, customer, watched):
-    page = watched.page
+def test_a_job_is_cancelled_while_its_page_refreshes(url, customer, strict_window):
+    page = strict_window.page
     page.goto(f"{url}/jobs/{customer.started().job_id}/")
     page.get_by_role("button", name="Cancel", exact=True).click()
     # The refresh replaces the header, and with it the mark `stale`. The open dialog must survive that.
@@ -145,8 +145,8 @@ def test_a_job_is_cancelled_while_its_page_refreshes(url, customer, watched):
     expect(page.get_by_text("Cancelling. Your code")).to_be_visible()
 
 
-def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(url, customer, watched):
-    page, job, now = watched.page, ended_job(customer, Outcome.COMPLETED), timezone.now()
+def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(url, customer, strict_window):
+    page, job, now = strict_window.page, ended_job(customer, Outcome.COMPLETED), timezone.now()
     MetricPoint.objects.bulk_create(
         MetricPoint(job_id=job, attempt=1, name="loss", position=step, step=step, value=1 / (step + 1), at=now)
         for step in range(50)
@@ -164,8 +164,8 @@ def test_curves_are_zoomed_by_keyboard_smoothed_and_drawn_along_another_axis(url
     expect(loss.locator(".u-legend")).to_contain_text("loss, smoothed")
 
 
-def test_a_requirements_file_beside_the_script_is_offered_and_shown(url, customer, watched):
-    page, job = watched.page, ended_job(customer, Outcome.CODE_FAILED)
+def test_a_requirements_file_beside_the_script_is_offered_and_shown(url, customer, strict_window):
+    page, job = strict_window.page, ended_job(customer, Outcome.CODE_FAILED)
     customer.write("requirements.txt", "einops\n")
     page.goto(f"{url}/training/new/?rerun={job}")
     page.get_by_role("button", name="Install its packages").click()

@@ -43,9 +43,9 @@ def node(short_folders, customer, monkeypatch):
 
 
 @pytest.mark.usefixtures("node")
-def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, watched):
+def test_a_shell_is_typed_into_and_shows_customers_data_as_text(customer, url, strict_window):
     job = customer.started()
-    page = watched.page
+    page = strict_window.page
     log_in(page.context, url, customer.membership.user)
     page.goto(f"{url}/jobs/{job.job_id}/?tab=nodes")
     with page.expect_popup() as popup:

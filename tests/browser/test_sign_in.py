@@ -41,8 +41,8 @@ def log_in_with_password(page, console, user):
 
 
 @in_chinese
-def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console, watched):
-    user, page, say = MembershipFactory().user, watched.page, watched.say
+def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console, strict_window):
+    user, page, say = MembershipFactory().user, strict_window.page, strict_window.say
     add_authenticator(page)
 
     log_in_with_password(page, console, user)
@@ -77,8 +77,8 @@ def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console
 
 @in_chinese
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the provider uses old names of its own libraries
-def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, watched, settings):
-    page, say = watched.page, watched.say
+def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, strict_window, settings):
+    page, say = strict_window.page, strict_window.say
     with oidc_provider_mock.run_server_in_thread() as server:
         provider = f"http://localhost:{server.server_port}"
         httpx.put(f"{provider}/users/ada", json={"email": "ada@example.com", "email_verified": True}).raise_for_status()
@@ -87,7 +87,7 @@ def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, watch
             '"client_secret": "secret"}]'
         )
         settings.OIDC_PROVIDERS = apps
-        policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)  # of settings without a provider
+        policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)  # which lacks the provider set here
         policy["DIRECTIVES"]["form-action"] += sign_in.origins(apps)
         settings.CONTENT_SECURITY_POLICY = policy
         settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}

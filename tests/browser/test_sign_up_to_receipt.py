@@ -22,8 +22,8 @@ BAD_NAME = "Use 1 to 63 lowercase letters, digits, hyphens and underscores. Star
 
 
 @in_chinese
-def test_from_sign_up_to_the_receipt(whole_console, watched, tmp_path):
-    page, say = watched.page, watched.say
+def test_from_sign_up_to_the_receipt(whole_console, strict_window, tmp_path):
+    page, say = strict_window.page, strict_window.say
     _sign_up(whole_console.url, page, say)
     assert untranslated(page) == []
     _activate(page, say)
@@ -96,7 +96,7 @@ def _upload_dataset(page, say, folder):
     expect(page.get_by_text("v2", exact=True)).to_be_visible()
     page.wait_for_load_state()
     expect(page.get_by_role("row").nth(1)).to_contain_text("603")  # bytes of the three files
-    page.locator("[data-pick=files]").set_input_files(archive)
+    page.locator("[data-pick=files]").set_input_files(archive)  # again, since the run gets the latest version
     expect(page.get_by_text("v3", exact=True)).to_be_visible()
 
 

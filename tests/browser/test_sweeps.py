@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 
-def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
-    customer, page = sweeper.customer, watched.page
+def test_a_sweep_is_bought_and_shown_live(console, sweeper, strict_window):
+    customer, page = sweeper.customer, strict_window.page
     job = customer.end(customer.started(arguments="--seed 1"), Outcome.COMPLETED)
     log_in(page.context, console, customer.membership.user)
     page.goto(f"{console}/sweeps/new/")
@@ -34,7 +34,7 @@ def test_a_sweep_is_bought_and_shown_live(console, sweeper, watched):
     page.get_by_label("Trials", exact=True).fill("0")
     page.get_by_label("Metric").fill("accuracy")
     expect(page.locator("#error-trials")).not_to_be_empty()
-    page.get_by_label("Trials", exact=True).fill("6")
+    page.get_by_label("Trials", exact=True).fill("6")  # the importance of parameters, below, needs five
     expect(page.locator("#error-trials")).to_be_empty()
     page.get_by_role("button", name="Buy for at most").click()
     page.wait_for_url(re.compile(r"/sweeps/\d+/$"))

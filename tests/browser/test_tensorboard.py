@@ -47,6 +47,7 @@ def root(short_folders, monkeypatch):
 
 @pytest.fixture
 def url(settings, tmp_path, root, customer):
+    """The URL of a console that is served with its static files, beside a process that starts TensorBoards."""
     settings.MIDDLEWARE = ["console.serving.static.StaticMiddleware", *settings.MIDDLEWARE]
     settings.WHITENOISE_USE_FINDERS = True
     settings.STATIC_ROOT = tmp_path
@@ -54,14 +55,14 @@ def url(settings, tmp_path, root, customer):
         yield served
 
 
-def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_nothing_else(url, customer, watched):
+def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_nothing_else(url, customer, strict_window):
     runs = []
     for _run in range(2):
         attempt = customer.started()
         write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
         runs.append(attempt.job_id)
-    log_in(watched.page.context, url, customer.membership.user)
-    page = watched.page
+    log_in(strict_window.page.context, url, customer.membership.user)
+    page = strict_window.page
     page.goto(f"{url}/jobs/{runs[0]}/")
     with page.expect_popup() as popup:
         page.get_by_role("button", name="TensorBoard").click()
@@ -83,4 +84,5 @@ def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_noth
         page.locator(".bulk-bar").get_by_role("button", name="TensorBoard").click()
     page.goto("about:blank")
     for run in runs:
+        # Each run's name begins with the number of its job.
         expect(popup.value.locator("runs-data-table")).to_contain_text(f"{run}-")

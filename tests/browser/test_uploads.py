@@ -24,16 +24,16 @@ FAST = {**SLOW, "uploadThroughput": -1}
 
 
 @pytest.fixture
-def page(transactional_db, member, console, watched):
+def page(transactional_db, member, console, strict_window):
     """The browser, logged in as a member."""
-    log_in(watched.page.context, console, member.user)
-    watched.page.url_of = lambda path: f"{console}{path}"
-    return watched.page
+    log_in(strict_window.page.context, console, member.user)
+    strict_window.page.url_of = lambda path: f"{console}{path}"
+    return strict_window.page
 
 
 @in_chinese
-def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path, watched):
-    say = watched.say
+def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path, strict_window):
+    say = strict_window.say
     DatasetFactory(organization=member.organization, name="digits")
     archive = tmp_path / "digits.tar"
     archive.write_bytes(tar_of({"digits.bin": random.Random(3).randbytes(20 * 1024**2)}))
@@ -71,7 +71,7 @@ def test_an_upload_is_paused_and_continues_after_a_reload(page, member, tmp_path
     expect(text).to_be_hidden()
 
 
-def test_a_folder_is_uploaded_into_a_workspace_and_a_bad_file_is_refused(page, member, tmp_path, watched):
+def test_a_folder_is_uploaded_into_a_workspace_and_a_bad_file_is_refused(page, member, tmp_path, strict_window):
     workspace = WorkspaceFactory(organization=member.organization, name="code")
     DatasetFactory(organization=member.organization, name="digits")
     (tmp_path / "project" / "lib").mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_a_folder_is_uploaded_into_a_workspace_and_a_bad_file_is_refused(page, m
     folder = selectors.workspace_folder(workspace)
     assert (folder / "lib" / "data.py").read_text() == "DATA = 1"
     (tmp_path / "bad.zip").write_text("no archive")
-    watched.expected_error_status = 400
+    strict_window.expected_error_status = 400
     page.goto(page.url_of("/datasets/d/digits/"))
     page.locator("[data-pick=files]").set_input_files(tmp_path / "bad.zip")
     expect(page.get_by_role("alert")).to_contain_text("This archive can't be read")

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 
 import httpx
@@ -90,7 +90,7 @@ class Server:
         headers = {"Upload-Offset": "7", "Location": "https://elsewhere.example.com/api/v1/uploads/key/"}
         content = answer.get("content", {})
         if "text/event-stream" in content and "event-stream" in request.headers["Accept"]:
-            return httpx.Response(200, text='event: state\ndata: {"a":\ndata: 1}\n\n')
+            return httpx.Response(200, text='event: state\ndata: {"a":\ndata: 1}\n\n')  # one JSON text over two lines
         if "application/json" in content:
             answered = content["application/json"]["schema"]
             body = UNTYPED_ANSWERS.get(self.seen[-1]) or example(answered, is_full=self.is_full)
@@ -104,6 +104,7 @@ class Server:
 
     def check_parameters(self, operation, request):
         known = {each["name"] for each in operation.get("parameters", []) if each["in"] == "query"}
+        # Is the answer a page of a list?
         if "next" in str(operation["responses"]) or "Page" in str(operation["responses"]):
             known |= PAGING_PARAMETERS
         assert set(request.url.params) <= known, request.url
@@ -168,5 +169,5 @@ def test_dataclasses_are_parts_of_the_schema(kind, component):
     # What an answer may lack has a default in the dataclass. The calls above check the types with examples.
     optional = set(properties["properties"]) - set(properties["required"])
     assert optional & {each.name for each in fields(kind)} == {
-        each.name for each in fields(kind) if each.name in optional and each.default is not inspect.Parameter.empty
+        each.name for each in fields(kind) if each.name in optional and each.default is not MISSING
     }

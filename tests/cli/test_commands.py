@@ -97,6 +97,7 @@ def test_sync_sends_differences_and_deletes_only_when_asked(shell, project):
     shell("workspace", "sync", "--workspace", "code", "--delete", status=2)
     assert (folder / "old").exists()
     done = shell.json("workspace", "sync", "--workspace", "code", "--delete", "--yes")
+    # Not "results", in which an ignored file stays.
     assert done["deleted"] == ["old", "parts/old.py", "results/old.txt"]
     assert not (folder / "old").exists()
     assert all((folder / kept).exists() for kept in ("kept.log", "results/kept.log", "parts/new.py"))
@@ -177,7 +178,7 @@ def test_files_of_a_job_are_listed_and_downloaded_once(shell, project, customer)
     assert "0 bytes received" in shell("files", "get", job.pk)
     (outputs / "model.bin").write_bytes(b"other")
     os.utime(outputs / "model.bin", (10**9, 10**9))  # of the same size, but with another time
-    shell("files", "get", job.pk, "outputs/model.bin", status=2)
+    shell("files", "get", job.pk, "outputs/model.bin", status=2)  # it would overwrite the earlier download
     shell("files", "get", job.pk, "outputs/model.bin", "--overwrite")
     assert (project / saved[0]).read_bytes() == b"other"
     shell("files", "get", job.pk, "outputs/../logs", status=1)

@@ -62,7 +62,7 @@ def uploads_to(tus, tmp_path):
 
 
 def test_a_cut_upload_continues_where_the_server_is(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(uploads, "REQUEST_BYTES", 1000)
+    monkeypatch.setattr(uploads, "REQUEST_BYTES", 1000)  # so that there are several requests, each of which may be cut
     content = TarContent(scan(folder))
     tus, sent = TusServer(1, 700, 1500, 1501, 4000), []
     assert uploads_to(tus, tmp_path).send(content, {"purpose": "dataset"}, on_sent=sent.append).version == 3

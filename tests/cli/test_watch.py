@@ -48,8 +48,8 @@ class FakeConsole:
         return client_of(self)
 
 
-def log(text, offset, *, eof=False, **fields):
-    return ("log", {"text": text, "next_offset": offset, "eof": eof, **fields})
+def log(text, next_offset, *, eof=False, **fields):
+    return ("log", {"text": text, "next_offset": next_offset, "eof": eof, **fields})
 
 
 def test_a_job_is_followed_over_broken_streams_and_attempts(capsys):
@@ -85,7 +85,8 @@ def test_a_console_that_stays_unreachable_is_given_up(monkeypatch):
     console = FakeConsole([httpx.Response(503)] * watch.TRIES, {1: [httpx.Response(503)] * watch.TRIES})
     with pytest.raises(ApiError):
         Watch(console.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()
-    assert list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append)) == []  # no error
+    # A log is given up without an error.
+    assert list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append)) == []
     empty = FakeConsole([stream()] * watch.TRIES, {})  # its streams end at once
     with pytest.raises(Unreachable):
         Watch(empty.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()

@@ -87,7 +87,7 @@ def test_errors_of_a_form_are_named_by_field(errors, data):
     assert ("fields" in response.data) == ("fields" in data)
 
 
-def test_a_temporary_error_says_when_to_retry_and_one_of_a_stream_is_json():
+def test_a_temporary_error_says_when_to_retry_and_a_stream_gets_its_errors_as_json():
     assert int(answer(Coded("cluster_away"))["Retry-After"]) > 0
     assert answer(exceptions.Throttled(wait=3))["Retry-After"] == "3"
     assert "Retry-After" not in answer(Coded("in_use"))

@@ -1,8 +1,9 @@
 """Schemathesis sends every operation of the API's schema requests that fit it and requests that do not.
 
-None ends in a server error, and no answer differs from what the schema says: status, content type and body. Half of the
-requests name objects that exist: those of the request matrix. `FUZZ_EXAMPLES=500` sends each operation 500 requests,
-different ones each time.
+None ends in a server error, and no answer differs from what the schema says: status, content type and body. The
+*request matrix* is `test_request_matrix`: `ROUTES` has a request that works for each route, and `World` the objects
+that these requests name. Half of the requests here name them too. `FUZZ_EXAMPLES=500` sends each operation 500
+requests, different ones each time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 INPUT_EXAMPLES, PATH_EXAMPLES = 6, 3
-"""How many requests an operation gets: the first if it has a body or a query, else the second."""
+"""How many requests an operation gets without FUZZ_EXAMPLES: the first if it has a body or a query, else the second."""
 FUZZED = hypothesis.settings(
     derandomize=not EXAMPLES,
     phases=[Phase.generate, Phase.shrink] if EXAMPLES else [Phase.generate],
@@ -63,7 +64,7 @@ serializer.alias("application/offset+octet-stream", "application/octet-stream") 
 
 
 class Owner(Customer):
-    """The owner of the request matrix's organization, who buys more."""
+    """The owner of the request matrix's organization, who here buys jobs that run and end on the fake cluster."""
 
     def __init__(self, world: World, backend: FakeBackend) -> None:
         self.backend, self.membership, self.organization = backend, world.owner, world.owner.organization
@@ -85,6 +86,7 @@ class Known:
 
 def known_of(world: World, jobs: list[str], operation: APIOperation) -> Known:
     """Return what the request matrix knows of the operation. `jobs` are the ids for paths that name a job."""
+    # Without the parameters' names: `{id}` of the schema is `<int:pk>` in the route.
     shape = re.sub(r"{\w+}", "{}", operation.path)
     route = next(route for route in ROUTES if "/api/v1/" + re.sub(r"<[\w:]+>", "{}", route) == shape)
     values = re.fullmatch(re.sub(r"<[\w:]+>", "(.+)", route), world.path_of(route))
@@ -111,16 +113,16 @@ def requests_of(draw: st.DrawFn, cases: list[st.SearchStrategy], known: Known) -
 
 
 def send(world: World, case: Any, raw: Raw | None) -> Response:
-    """Send a request as the owner of the organization, and roll back what it changed."""
+    """Send a request as the owner of the organization, with the body `raw` if given, and roll back what it changed."""
     if isinstance(case.body, dict):
-        case.body = world.filled(case.body)
+        case.body = world.replace_placeholders(case.body)  # such as `<quote>`, in the body of `Known.ask`
     request = requests.Request(**case.as_transport_kwargs(base_url="http://testserver")).prepare()
     headers = dict(request.headers)
     content, content_type = request.body or b"", headers.pop("Content-Type", "")
     headers.pop("Content-Length", None)
     if raw is not None:
         content, content_type, headers = raw.content, raw.content_type, headers | raw.headers
-    world.spare_authentication()
+    world.skip_token_look_up()
     with transaction.atomic():
         answer = world.clients["owner"].generic(
             request.method, request.path_url, content, content_type=content_type, headers=headers
@@ -148,6 +150,7 @@ def fuzz(world: World, jobs: list[str], operation: APIOperation) -> None:
     # Built once: each takes longer to build than to draw from.
     cases = [operation.as_strategy(generation_mode=mode) for mode in modes_of(operation)]
 
+    # `is_drawn`: whether the body is the drawn one, also where the request matrix has a Raw body that works.
     @hypothesis.settings(FUZZED, max_examples=EXAMPLES or (INPUT_EXAMPLES if has_input else PATH_EXAMPLES))
     @given(requests_of(cases, known), st.booleans())
     def answers_as_documented(case: Any, is_drawn: bool) -> None:
@@ -159,7 +162,7 @@ def fuzz(world: World, jobs: list[str], operation: APIOperation) -> None:
 def failures(world: World, jobs: list[str], operations: Iterator[Any]) -> Iterator[str]:
     """Yield what is wrong with each operation."""
     for operation in (result.ok() for result in operations):
-        world.restore_files()
+        world.restore_files()  # of which the operation before may have changed some: `send` rolls back only rows
         world.restore_card()
         try:
             fuzz(world, jobs, operation)

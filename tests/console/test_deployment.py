@@ -122,7 +122,7 @@ def test_the_examples_password_and_a_generated_key_are_not_ready_and_prepare_ref
     deployed, monkeypatch, capsys
 ):
     monkeypatch.setitem(deployed.DATABASES["default"], "PASSWORD", "CHANGE-ME")
-    (deployed.VAR_DIR / "secret_key").write_text(deployed.SECRET_KEY)
+    (deployed.VAR_DIR / "secret_key").write_text(deployed.SECRET_KEY)  # where the settings put a key they generate
     assert unready_settings() == {"DATABASE_URL", "SECRET_KEY"}
     with pytest.raises(CommandError, match="not ready"):
         call_command("prepare", "--trial")  # refused before it needs the database, which this test lacks
@@ -135,7 +135,7 @@ def test_prepare_may_be_repeated_and_a_trial_needs_neither_payments_nor_email(de
     deployed.PAYMENTS_SANDBOX, deployed.HTTPS = True, False
     deployed.EMAIL_BACKEND = "django.core.mail.backends.console.EmailBackend"
     call_command("prepare", "--trial", verbosity=0)
-    with pytest.raises(CommandError, match="3 settings"):
+    with pytest.raises(CommandError, match="3 settings"):  # those of payments, HTTPS and email above
         call_command("prepare", verbosity=0)
 
 

@@ -79,7 +79,7 @@ def test_the_operator_sets_name_logo_colour_and_support(admin, client):
         ("logo_file", picture(64, 64)[:-20], "Choose a PNG picture"),
         ("logo_file", picture(64, 64) + bytes(MAX_LOGO_BYTES), "Choose a PNG picture"),
         ("logo_file", picture(64, 64, "JPEG"), "Choose a PNG picture"),
-        ("logo_file", picture(27, 27), "27 × 27 pixels. Choose a square one"),
+        ("logo_file", picture(27, 27), "27 × 27 pixels. Choose a square one"),  # of 28 to 1024 pixels
         ("logo_file", picture(64, 63), "64 × 63 pixels. Choose a square one"),
         ("logo_file", picture(1025, 1025), "1025 × 1025 pixels. Choose a square one"),
     ],

@@ -134,7 +134,7 @@ ROUTES = {
     },
     "organization/invitations/": {
         "GET": listing(MANAGE),
-        "POST": Ask(MANAGE, 201, 201, {"email": "homeless@example.com", "role": "viewer"}),
+        "POST": Ask(MANAGE, 201, 201, {"email": "elsewhere@example.com", "role": "viewer"}),
     },
     "organization/invitations/<int:pk>/": {"DELETE": Ask(MANAGE, 204)},
     "images/": {"GET": listing(), "POST": Ask(STORE, 201, 201, IMAGE)},
@@ -155,11 +155,11 @@ ROUTES = {
     "uploads/": {"GET": listing(), "POST": Ask(STORE, 201, body=tus(length=4, metadata=UPLOADED))},
     "uploads/<uuid:key>/": {
         "GET": Ask(VIEW),
-        "POST": Ask(STORE, 204, body=tus(b"1", offset=0, method="PATCH")),
+        "POST": Ask(STORE, 204, body=tus(b"1", offset=0, method="PATCH")),  # for clients that cannot send a PATCH
         "PATCH": Ask(STORE, 204, body=tus(b"1", offset=0)),
         "DELETE": Ask(STORE, 204, body=tus()),
     },
-    # no bucket is configured, and the upload is one by tus
+    # 400: no bucket is configured, and the upload below is one by tus, which has no parts
     "uploads/direct/": {"POST": Ask(STORE, 400, 400, {"size_bytes": 4} | UPLOADED)},
     "uploads/<uuid:key>/parts/": {"GET": Ask(VIEW, 400), "POST": Ask(STORE, 400, body={"numbers": [1]})},
     "uploads/<uuid:key>/complete/": {"POST": Ask(STORE, 400)},
@@ -320,9 +320,9 @@ class World:
         self.clients = {role: api(self.member_of(role)) for role in Role}
         self.clients["stranger"], self.clients["nobody"] = api(stranger), api(None)
         self.other = MembershipFactory(organization=owner.organization, role=Role.VIEWER)
-        MembershipFactory(user__email="homeless@example.com")
+        MembershipFactory(user__email="elsewhere@example.com")  # of a third organization, so it can be invited here
         self.fill()
-        ApiToken.objects.update(last_used_at=timezone.now() + timedelta(days=1))
+        ApiToken.objects.update(last_used_at=timezone.now() + timedelta(days=1))  # so that no request updates it
 
     def member_of(self, role):
         return self.owner if role == Role.OWNER else MembershipFactory(organization=self.owner.organization, role=role)
@@ -387,7 +387,7 @@ class World:
         """Create a receipt that is on no invoice yet."""
         account = wallet_account(organization_id=self.owner.organization_id, currency="USD")
         hold = charges.hold(quote=quote(account, member=self.owner), reference=reference)
-        charges.settle(hold=hold, usage=Usage(600, completed=True), title=reference)
+        charges.settle(hold=hold, usage=Usage(billable_seconds=600, completed=True), title=reference)
 
     def save_card(self):
         """Save a card, and switch on automatic top-ups from it."""
@@ -418,7 +418,7 @@ class World:
         token.membership.scopes = token.scope_set()
         return token
 
-    def spare_authentication(self):
+    def skip_token_look_up(self):
         """Spare the owner's next request the look-up of its token: a quarter of its time, where it is not the point."""
         token = deepcopy(self.authenticated)  # since a request may change its rows
         self.clients["owner"].force_authenticate(token.membership.user, token)
@@ -432,12 +432,12 @@ class World:
         if isinstance(body, Raw):
             extra = {"data": body.content, "content_type": body.content_type, "headers": body.headers}
         else:
-            extra = {"data": self.filled(body), "format": "json"}
+            extra = {"data": self.replace_placeholders(body), "format": "json"}
         if method == "GET":
             extra = {}
         return getattr(self.clients[actor], method.lower())(f"/api/v1/{path}", **extra)
 
-    def filled(self, body):
+    def replace_placeholders(self, body):
         """Return the body with ids of the owner's objects in place of placeholders such as `<quote>`."""
         ours = {
             "<quote>": lambda: self.quote,
@@ -485,7 +485,7 @@ class World:
         return re.sub(r"<\w+:\w+>", lambda match: str(parts[match[0]]), route)
 
     def answer(self, actor, method, route, body=None, query=""):
-        """Return the status and the text that `actor` gets, and undo what the request changed."""
+        """Return the status and the text that `actor`, a key of `clients`, gets, and undo what the request changed."""
         with transaction.atomic():
             answer = self.send(actor, method, self.path_of(route) + query, body)
             transaction.set_rollback(True)

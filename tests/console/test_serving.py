@@ -250,7 +250,7 @@ def test_an_organization_has_half_of_the_downloads(monkeypatch):
     monkeypatch.setattr(streams, "MAX_DOWNLOADS", 2)
 
     async def download_twice(open_streams, first, second):
-        """Let one organization, then another, download while the first's client reads nothing."""
+        """Let organization `first` download, whose client reads nothing, then `second`. Count the latter's messages."""
         is_sending, forever = asyncio.Event(), asyncio.Event()
 
         async def send(_message):
@@ -282,7 +282,7 @@ def test_an_organization_has_half_of_the_downloads(monkeypatch):
 
 def test_an_upload_is_read_as_it_arrives(server):
     peak = server.http.put(f"{server.url}{FILES}/a", content=b"small").json()["peak_kib"]
-    for headers in ({"Content-Length": str(60 * MIB)}, {}):
+    for headers in ({"Content-Length": str(60 * MIB)}, {}):  # without a length, the client sends chunks
         pieces = (b"x" * MIB for _ in range(60))
         answer = server.http.put(f"{server.url}{FILES}/a", content=pieces, headers=headers, timeout=60).json()
         assert answer["size"] == 60 * MIB
@@ -332,7 +332,7 @@ def test_an_upload_can_be_read_again_after_a_time_out():
 
 def test_the_size_of_a_form_is_limited(server):
     assert server.http.post(f"{server.url}/form", content=b"x" * MIB).json() == {"size": MIB}
-    for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):
+    for content in (b"x" * 6 * MIB, (b"x" * MIB for _ in range(6))):  # the limit is 5 MiB; the second is sent in chunks
         answer = server.http.post(f"{server.url}/form", content=content)
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
@@ -344,7 +344,7 @@ def test_the_size_of_a_form_is_limited(server):
 def trickling(clients):
     """Send a byte now and then on each open connection. Yield a function that counts the open ones.
 
-    A byte to a connection that the server has closed would reset it, and the response would be lost.
+    Open ones only: a byte to a connection that the server has closed would reset it, and the response would be lost.
     """
     over = threading.Event()
 
@@ -352,6 +352,7 @@ def trickling(clients):
         with selectors.DefaultSelector() as poll:
             for client in clients:
                 poll.register(client, selectors.EVENT_READ)
+            # Those that have nothing to read: the server has sent no refusal, and has not closed the connection.
             return set(clients) - {key.fileobj for key, _event in poll.select(0)}
 
     def trickle():
@@ -378,6 +379,7 @@ def trickling(clients):
 def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request, is_behind_nginx):
     listener = request.getfixturevalue("behind_nginx")(patient_server) if is_behind_nginx else patient_server
     heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
+    # From several addresses, since one may have only 120 connections.
     clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
     # As many uploads as the server has threads for them.
     clients += [listener.connect(UPLOAD, address=f"127.0.0.{each + 2}") for each in range(4)]

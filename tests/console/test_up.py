@@ -39,5 +39,5 @@ def test_a_running_console_that_never_answers_is_given_up_after_its_time(clock):
     command = up.Command()
     command.stopping = NEVER_SET
     with pytest.raises(CommandError, match="But it is not ready"):
-        command._report_running(supervisor.AlreadyRunning(7))
+        command._report_running(supervisor.AlreadyRunning(pid=7))
     assert clock.seconds == up.STARTING_SECONDS

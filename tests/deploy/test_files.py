@@ -132,7 +132,7 @@ def test_the_dockerfiles_script_installs_a_recipe_with_the_standard_library_alon
     (recipes_folder / "tiny.txt").write_text("# check: import json\n")
     (tmp_path / "runtime").symlink_to(ROOT / "runtime")
     script = (DEPLOY / "docker" / "install_image.py").read_text()
-    # Without this, `runtime` would find the real recipes, beside the link's target.
+    # The script names no folder of recipes, so it would find the real ones, beside the link's target. Name ours.
     recipes_argument = f"recipes=Path({str(recipes_folder)!r})"
     script = script.replace("progress=PrintedProgress()", f"progress=PrintedProgress(), {recipes_argument}")
     (tmp_path / "install_image.py").write_text(script)

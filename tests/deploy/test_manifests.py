@@ -229,6 +229,7 @@ def test_an_upgrade_never_runs_two_beats_or_watchers_and_always_a_web_process():
 
 def test_network_policies_deny_by_default_and_name_peers_and_ports(overlay):
     policies = of_kind(objects(overlay), "NetworkPolicy")
+    # A policy without rules denies all traffic of its pods. With an empty selector these are all of its namespace.
     denying = [each for each in policies if each["spec"].keys() == {"podSelector", "policyTypes"}]
     closed = [each for each in denying if each["spec"]["podSelector"] == {}]
     both_ways = [each for each in closed if len(each["spec"]["policyTypes"]) == 2]  # Ingress and Egress
@@ -277,7 +278,7 @@ def test_the_restoring_pod_has_the_backups_volumes_and_settings():
     ((_name, _metadata, restore),) = pods(manifests_applied_by_hand())
     assert {volume["name"] for volume in backup["volumes"]} == {volume["name"] for volume in restore["volumes"]}
     variables = {each["name"]: each["value"] for each in restore["containers"][0]["env"]}
-    assert len(variables) == 3
+    assert len(variables) == 3  # the folders of the console's state, of its storage and of runs
     assert variables.items() <= env_file(KUBERNETES / "base" / "settings.env").items()
 
 

@@ -239,8 +239,11 @@ class Buyer(Customer):
             source = WAIT if name == "wait.py" else "print('done')\n"
             self.call("PUT", f"workspaces/main/files/{name}", content=source.encode())
 
-    def form(self, tag: str, **changes: Any) -> dict[str, Any]:
-        """Return the body of a request for a quote: a run of WAIT, which `Console.release(tag)` ends."""
+    def form(self, tag: str = "", **changes: Any) -> dict[str, Any]:
+        """Return the body of a request for a quote: a run of WAIT, which `Console.release(tag)` ends.
+
+        With another script in `changes`, the run needs no tag.
+        """
         return {
             "product": "metered", "framework": "pytorch", "image": BARE_IMAGE, "workspace": "main",
             "code_path": "wait.py", "arguments": [tag], "epochs": 1, "lr": "0.01", "batch_size": 32,
@@ -248,8 +251,8 @@ class Buyer(Customer):
             "on_hang": "ignore",  # WAIT does nothing for as long as a slow machine takes to start a console
         } | changes  # fmt: skip
 
-    def start(self, tag: str, **changes: Any) -> int:
-        """Buy a run. Return the job's id."""
+    def start(self, tag: str = "", **changes: Any) -> int:
+        """Buy the run of `form(tag, **changes)`. Return the job's id."""
         quote = self.call("POST", "quotes/", json=self.form(tag, **changes))["id"]
         order = self.call("POST", "orders/", json={"quote": quote}, headers={"Idempotency-Key": quote})
         self.started.append(int(order["job"]))

@@ -82,7 +82,7 @@ def test_some_parts_are_killed(console, buyer, names):
 
 @pytest.mark.slow
 def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec):
-    quote = buyer.call("POST", "quotes/", json=buyer.form("never", nodes=1))
+    quote = buyer.call("POST", "quotes/", json=buyer.form("never", nodes=1))  # its run is never released
     # The shortest deadline on sale is a minute, too long for a test. 12 s are enough to see the run on a busy machine.
     console.query("UPDATE billing_quote SET deadline_seconds = 12 WHERE id = %s", quote["id"])
     jobs = {"local": buyer.start("local")}
@@ -104,7 +104,7 @@ def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec)
     assert len(console.programs("supervisor.supervisord")) == 1
     data = buyer.ended(late)
     assert (data["state"], data["reason"]) == ("failed", "time_limit")
-    assert 2 < ran_seconds(console, late) <= 12.1
+    assert 2 < ran_seconds(console, late) <= 12.1  # it did not end with the console, but at its deadline
     assert 0 < buyer.bill(late)["total_minor"] <= quote["ceiling_minor"]
 
     console.down()

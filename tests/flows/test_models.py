@@ -41,7 +41,7 @@ print(round(model(torch.tensor([[2.0]])).item()))
 def test_train_publish_download_load_and_train_again(buyer, tmp_path):
     buyer.call("PUT", "workspaces/main/files/fit.py", content=TRAIN.encode())
     run = {"image": "pytorch", "code_path": "fit.py", "arguments": [], "nodes": 1}
-    first = buyer.start("", **run)
+    first = buyer.start(**run)
     assert buyer.ended(first)["state"] == "succeeded", buyer.log(first)
 
     version = buyer.call("POST", "models/", json={"name": "net", "job": first, "path": "outputs"})
@@ -57,7 +57,7 @@ def test_train_publish_download_load_and_train_again(buyer, tmp_path):
     loaded = subprocess.run([python, "-c", LOAD], cwd=tmp_path / "net-v1", capture_output=True, text=True, check=False)
     assert (loaded.returncode, loaded.stdout) == (0, "7\n"), loaded.stderr  # 3 * 2 + 1, as it was trained
 
-    second = buyer.start("", **run | {"arguments": ["net"], "models": ["net"], "from_checkpoint": first})
+    second = buyer.start(**run | {"arguments": ["net"], "models": ["net"], "from_checkpoint": first})
     ended = buyer.ended(second)
     assert ended["state"] == "succeeded", buyer.log(second)
     assert (ended["models"], ended["from_checkpoint"]) == (["net@1"], first)

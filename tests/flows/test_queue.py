@@ -40,7 +40,7 @@ def test_a_job_waits_says_why_and_starts_when_the_one_before_it_ends(console, bu
     assert sum(waits) < 3
 
 
-def test_lines_arrive_while_they_are_written_and_a_cancelled_job_is_charged_for_its_time_with_a_grace(console, buyer):
+def test_lines_arrive_while_they_are_written_and_a_cancelled_job_is_charged_until_its_code_has_saved(console, buyer):
     source = """
 import os, pathlib, signal, sys, time
 def leave(*_):

@@ -30,8 +30,8 @@ for part in value[:7], value[7:]:
     time.sleep(0.3)
 raise RuntimeError("The server refused " + value)
 """
-"""It prints its secret, and writes no file. Files in OUTPUT_DIR and in the workspace are the customer's own, and may
-have the value. So all files that are found are the platform's, and no folder is left out of the search.
+"""It prints its secret, and writes no file. A customer's own files may have the value. Since this run writes none, no
+file below `var` may have it, and the search leaves no folder out.
 """
 NOT_READ = re.compile(r"admin/|accounts/|identity/|webhooks/stripe/|tools/|shell-gate/|notebook-gate/|.*\^")
 """Routes without data of customers: the operator's pages, log-in, webhooks, the ways to tools, shells and notebooks."""
@@ -99,7 +99,7 @@ def test_no_one_finds_the_value_of_a_secret(console, buyer, tmp_path):
     buyer.call("PUT", "secrets/API_TOKEN", json={"value": value})
     buyer.call("PUT", "workspaces/main/files/secretive.py", content=SCRIPT.encode())
     settings = {"environment": {"STEP": "7"}, "secrets": ["API_TOKEN"], "arguments": ["$STEP", "$LR"]}
-    quote = buyer.call("POST", "quotes/", json=buyer.form("", code_path="secretive.py", nodes=1, **settings))["id"]
+    quote = buyer.call("POST", "quotes/", json=buyer.form(code_path="secretive.py", nodes=1, **settings))["id"]
     job = int(buyer.call("POST", "orders/", json={"quote": quote})["job"])
     ended = buyer.ended(job)
     log = buyer.log(job)

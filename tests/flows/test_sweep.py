@@ -24,11 +24,11 @@ def test_a_sweep_finds_better_settings_although_its_parts_are_killed(console, bu
     make_digits.write_archive(tmp_path / "digits.tar.gz")
     buyer.upload_data(tmp_path / "digits.tar.gz")
     buyer.upload_script(ROOT / "examples" / "mnist_ddp.py")
-    default = buyer.start("", **RUN, lr=DEFAULT_LR)
+    default = buyer.start(**RUN, lr=DEFAULT_LR)
     assert buyer.ended(default)["state"] == "succeeded", buyer.log(default)
     held_before = buyer.call("GET", "wallet/")["held_minor"]
 
-    form = buyer.form("", **RUN) | {
+    form = buyer.form(**RUN) | {
         "space": {"LR": {"type": "float", "low": 0.0005, "high": 0.5, "log": True}},
         "objective": {"metric": "accuracy", "goal": "maximize"},
         "method": "tpe",
