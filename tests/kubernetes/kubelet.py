@@ -25,6 +25,7 @@ from tests.kubernetes.resources import ApiError, Object, now, quantity
 from tests.kubernetes.volumes import MountFailedError, binds
 
 _SYNC_SECONDS = 0.25
+"""How long the agent waits for a change before it looks for new and deleted Pods all the same."""
 _RETRY_SECONDS = 0.5
 """The pause before a failed pull or mount is tried again. A real kubelet waits for seconds, and later for minutes."""
 _MIN_GRACE_SECONDS = 2.0
@@ -114,7 +115,7 @@ class Pod:
         self.container: Container | None = None
         self._killed = threading.Event()
         self.is_terminating = False
-        self._missed_end: Object | None = None
+        self._missed_end: Object | None = None  # the container's state, if it ended while the agent was killed
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
