@@ -48,7 +48,7 @@ class Controllers:
         self._store = self.api.store
         self._jobs = JobController(self.api)
         self._closing = threading.Event()
-        # By the key of `_has_waited`: when it was first called. By a Pod's UID: when it was last tried to place the Pod.
+        # By the key of `_has_waited`: when that was first called. By a Pod's UID: when placing the Pod last failed.
         self._since: dict[str, float] = {}
         self.paused = threading.Event()  # while a test has set it, nothing is reconciled
         self.failure: BaseException | None = None
