@@ -89,7 +89,7 @@ SCRIPTS = (
     Foreign(
         "deepspeed-kdd20", "jeffra/deepspeed-kdd20", "02a2069f5b2d401dfb284b463b7eb724442d77f3",
         ("test.py",),
-        # Its parser takes `--local_rank` alone; it prints -1 without one.
+        # Its parser knows only the spelling `--local_rank`. Without that argument the script prints -1.
         output=r"hello from local rank: 0$",
         node_output=r"hello from local rank: 0$",
         shapes=BOTH_SHAPES,
@@ -97,7 +97,7 @@ SCRIPTS = (
     Foreign(
         "cybertron-mnist", "cybertronai/pytorch-aws", "068a87c769fdb47efb36b07c2636ccd2ee8cff3d",
         ("mnist_distributed.py",),
-        wrapper="with_links.py",  # its data are in /tmp/data, downloaded or not
+        wrapper="with_links.py",  # the script always reads its data from /tmp/data
         arguments=(
             "/tmp/data=/datasets/digits", "mnist_distributed.py", "--mode=worker", "--epochs", "2", "--lr", "0.03",
         ),

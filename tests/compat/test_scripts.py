@@ -38,6 +38,7 @@ def test_accelerates_own_tests_pass(stage, node):
     # `accelerate launch --cpu` sets the variable; without it Accelerate sees one process.
     variables = {"ACCELERATE_USE_CPU": "true"}
     outputs = outputs_of(stage, "pytorch", script.name, environment=variables, nodes=2, resources=node)
+    # A test that fails ends the script with an error, and then the run does not complete.
     assert "Backend: gloo\nNum processes: 2\n" in outputs[0], outputs[0]
 
 
@@ -89,8 +90,9 @@ def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes
 def test_the_ddp_tutorial_continues_from_its_snapshot(stage, node):
     foreign = next(foreign for foreign in SCRIPTS if foreign.name == "pytorch-ddp-series-on-cpu")
     put(foreign, stage)
+    # Epochs count from 0. A snapshot is written in every second one, so the first run's last in epoch 2.
     for name, epochs in (("job-1-1", "4"), ("job-2-1", "6")):
-        arguments = ("multinode.py", epochs, "2")  # a snapshot in every second epoch, the first run's last in epoch 2
+        arguments = ("multinode.py", epochs, "2")
         outputs = outputs_of(stage, "pytorch", foreign.script, name=name, arguments=arguments, nodes=2, resources=node)
     for rank, output in enumerate(outputs):  # of the second run
         assert "Resuming training from snapshot at Epoch 2" in output
