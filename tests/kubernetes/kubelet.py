@@ -96,7 +96,7 @@ class Kubelet:
             known = {obj["metadata"]["uid"] for obj in store.find("pods")}
             for uid, pod in list(self.pods.items()):
                 if uid not in known and not pod.is_terminating:
-                    pod.kill()
+                    pod.kill()  # its object was removed before it ended
             with store.changed:
                 store.changed.wait(_SYNC_SECONDS)
 

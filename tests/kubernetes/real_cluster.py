@@ -78,6 +78,7 @@ class RealSite(Site):
         # Runs get no machine that is cordoned, not ready, or tainted in a way that the settings do not tolerate.
         nodes = ApiClient(self.config()).list(resource_path("v1", "nodes"))["items"]
         self.machines = [one.name for one in compute_capacity(nodes, (), self.config()).machines if one.free.cpus > 0]
+        # `privileged`, because the Pods that write files run as root and mount folders of their machines.
         labels = {"pod-security.kubernetes.io/enforce": "privileged", "app.kubernetes.io/managed-by": MARK}
         self.core.create_namespace({"metadata": {"name": self.namespace, "labels": labels}})
         try:

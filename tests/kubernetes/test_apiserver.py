@@ -119,7 +119,7 @@ def test_an_outdated_version_or_uid_conflicts(api):
         with pytest.raises(ApiError) as caught:
             api.patch(f"{SECRETS}/a", {"metadata": {**stale, "annotations": {"a": "2"}}})
         assert caught.value.status == 409
-    api.delete(f"{SECRETS}/a", uid="another")  # our client takes the conflict for an object that is gone
+    api.delete(f"{SECRETS}/a", uid="another")  # our client ignores the conflict, and deletes nothing
     assert api.get(f"{SECRETS}/a")["metadata"]["annotations"] == {"a": "1"}
 
 

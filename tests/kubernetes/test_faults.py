@@ -251,6 +251,7 @@ def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
         )
         # The stale read shows the run while it had no outcome yet.
         assert status is None or status.outcome in {None, outcome}
+    # A backend that saw the run before its end describes it as a new one does.
     assert cluster.new_backend().describe(NAME) == cluster.backend.describe(NAME)
 
 

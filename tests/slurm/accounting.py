@@ -86,7 +86,7 @@ class SlurmClusterWithAccounting(SlurmCluster):
             "StorageLoc=slurm",
         ]
         path = self._folder / "slurmdbd.conf"
-        path.touch(mode=0o600)
+        path.touch(mode=0o600)  # slurmdbd requires it, since the file has a password
         path.write_text("\n".join([*settings, ""]))
 
     def start_slurmdbd(self) -> None:
