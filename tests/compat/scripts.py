@@ -39,9 +39,9 @@ LEARNED = r"Test set: Average loss: \d\.\d+, Accuracy: (?:[3-9]\d|100)\.\d+%"
 class Foreign(NamedTuple):
     """A script of another repository.
 
-    `files` are paths in the repository; of a notebook, the files that its `%%writefile` cells write. `wrapper` is a
-    script of ours that starts it. `output` is a pattern of what rank 0 must print, `node_output` of what the first rank
-    of each node prints and no other does; `{rank}` and `{world_size}` in them are replaced.
+    `files` are paths in the repository. A notebook stands for the files that its `%%writefile` cells write. `wrapper`
+    is a script of ours that starts it. `output` is a pattern of what rank 0 must print, `node_output` of what the first
+    rank of each node prints and no other does; `{rank}` and `{world_size}` in them are replaced.
     """
 
     name: str
@@ -114,7 +114,7 @@ SCRIPTS = (
     Foreign(
         "pytorch-ddp-series", "pytorch/examples", "17f4f9a5d66c6da5b348d032cd6a6e2410760952",
         (f"{SERIES}/multinode.py", f"{SERIES}/datautils.py"),
-        arguments=("4", "2"),
+        arguments=("4", "2"),  # the number of epochs, and after how many the script saves a snapshot again
         output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
         needs_gpu=True,
     ),

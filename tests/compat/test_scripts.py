@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 def outputs_of(stage, framework, script, *, image="", **changes):
     """Run a script of the workspace until it completes; return every rank's output."""
     use_image(stage, image or framework)
+    # The harness writes a `train.py` too. It is empty, and nothing runs it.
     status = stage.complete("", script=script, framework=Framework(framework), deadline_seconds=240, **changes)
     size = changes.get("nodes", 1) * changes.get("workers_per_node", 1)
     return [stage.log(rank, status.name) for rank in range(size)]
@@ -42,7 +43,7 @@ def test_accelerates_own_tests_pass(stage, node):
     assert "Backend: gloo\nNum processes: 2\n" in outputs[0], outputs[0]
 
 
-def put(foreign, stage):
+def copy_script(foreign, stage):
     """Copy the script and its wrapper into the workspace; skip the test where it was not fetched."""
     if not foreign.folder.is_dir():
         pytest.skip("needs scripts of others: python -m tests.compat.scripts fetches them")
@@ -61,7 +62,7 @@ def put(foreign, stage):
     ],
 )
 def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes, workers):
-    put(foreign, stage)
+    copy_script(foreign, stage)
     size = nodes * workers
     gpus = workers if foreign.needs_gpu else 0  # of each node
     if gpus and len(host.gpus()) < nodes * gpus:
@@ -89,7 +90,7 @@ def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes
 @pytest.mark.torch
 def test_the_ddp_tutorial_continues_from_its_snapshot(stage, node):
     foreign = next(foreign for foreign in SCRIPTS if foreign.name == "pytorch-ddp-series-on-cpu")
-    put(foreign, stage)
+    copy_script(foreign, stage)
     # Epochs count from 0. A snapshot is written in every second one, so the first run's last in epoch 2.
     for name, epochs in (("job-1-1", "4"), ("job-2-1", "6")):
         arguments = ("multinode.py", epochs, "2")
