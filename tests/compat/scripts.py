@@ -39,9 +39,9 @@ LEARNED = r"Test set: Average loss: \d\.\d+, Accuracy: (?:[3-9]\d|100)\.\d+%"
 class Foreign(NamedTuple):
     """A script of another repository.
 
-    `files` are paths in the repository; of a notebook, the files that its `%%writefile` cells write. `wrapper` is a
-    script of ours that starts it. `output` is a pattern of what rank 0 must print, `node_output` of what the first rank
-    of each node prints and no other does; `{rank}` and `{world_size}` in them are replaced.
+    `files` are paths in the repository. A notebook stands for the files that its `%%writefile` cells write. `wrapper`
+    is a script of ours that starts it. `output` is a pattern of what rank 0 must print, `node_output` of what the first
+    rank of each node prints and no other does; `{rank}` and `{world_size}` in them are replaced.
     """
 
     name: str
@@ -89,7 +89,7 @@ SCRIPTS = (
     Foreign(
         "deepspeed-kdd20", "jeffra/deepspeed-kdd20", "02a2069f5b2d401dfb284b463b7eb724442d77f3",
         ("test.py",),
-        # Its parser takes `--local_rank` alone; it prints -1 without one.
+        # Its parser knows only the spelling `--local_rank`. Without that argument the script prints -1.
         output=r"hello from local rank: 0$",
         node_output=r"hello from local rank: 0$",
         shapes=BOTH_SHAPES,
@@ -97,7 +97,7 @@ SCRIPTS = (
     Foreign(
         "cybertron-mnist", "cybertronai/pytorch-aws", "068a87c769fdb47efb36b07c2636ccd2ee8cff3d",
         ("mnist_distributed.py",),
-        wrapper="with_links.py",  # its data are in /tmp/data, downloaded or not
+        wrapper="with_links.py",  # the script always reads its data from /tmp/data
         arguments=(
             "/tmp/data=/datasets/digits", "mnist_distributed.py", "--mode=worker", "--epochs", "2", "--lr", "0.03",
         ),
@@ -114,7 +114,7 @@ SCRIPTS = (
     Foreign(
         "pytorch-ddp-series", "pytorch/examples", "17f4f9a5d66c6da5b348d032cd6a6e2410760952",
         (f"{SERIES}/multinode.py", f"{SERIES}/datautils.py"),
-        arguments=("4", "2"),
+        arguments=("4", "2"),  # the number of epochs, and after how many the script saves a snapshot again
         output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
         needs_gpu=True,
     ),

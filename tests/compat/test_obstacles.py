@@ -34,18 +34,21 @@ elif __name__ == "__main__":
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*torchrun, __file__, "rank"], check=True)
 """
-HOME = """
+"""Starts two ranks by `spawn` and then two by torchrun, as this script with an argument. The ranks' sum is 3."""
+WRITES_HOME = """
 import pathlib, sys
 note = pathlib.Path.home() / ".cache" / "note"
 print(note.exists(), sys.argv[1:])
 note.parent.mkdir(exist_ok=True)
 note.write_text("here")
 """
+"""Prints whether an earlier run's file is in its home, and its arguments. Then it writes that file."""
 
 
 def test_each_run_has_a_home_of_its_own_and_no_shell_expands_its_arguments(harness):
+    # Without `expands_arguments`, the launcher does not expand them either.
     for name in ("job-1-1", "job-2-1"):
-        harness.complete(HOME, name=name, arguments=("--data-dir", "$DATASETS_PATH/digits"))
+        harness.complete(WRITES_HOME, name=name, arguments=("--data-dir", "$DATASETS_PATH/digits"))
         assert harness.log(name=name) == "False ['--data-dir', '$DATASETS_PATH/digits']\n"
 
 

@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 def outputs_of(stage, framework, script, *, image="", **changes):
     """Run a script of the workspace until it completes; return every rank's output."""
     use_image(stage, image or framework)
+    # The harness writes a `train.py` too. It is empty, and nothing runs it.
     status = stage.complete("", script=script, framework=Framework(framework), deadline_seconds=240, **changes)
     size = changes.get("nodes", 1) * changes.get("workers_per_node", 1)
     return [stage.log(rank, status.name) for rank in range(size)]
@@ -38,10 +39,11 @@ def test_accelerates_own_tests_pass(stage, node):
     # `accelerate launch --cpu` sets the variable; without it Accelerate sees one process.
     variables = {"ACCELERATE_USE_CPU": "true"}
     outputs = outputs_of(stage, "pytorch", script.name, environment=variables, nodes=2, resources=node)
+    # A test that fails ends the script with an error, and then the run does not complete.
     assert "Backend: gloo\nNum processes: 2\n" in outputs[0], outputs[0]
 
 
-def put(foreign, stage):
+def copy_script(foreign, stage):
     """Copy the script and its wrapper into the workspace; skip the test where it was not fetched."""
     if not foreign.folder.is_dir():
         pytest.skip("needs scripts of others: python -m tests.compat.scripts fetches them")
@@ -60,7 +62,7 @@ def put(foreign, stage):
     ],
 )
 def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes, workers):
-    put(foreign, stage)
+    copy_script(foreign, stage)
     size = nodes * workers
     gpus = workers if foreign.needs_gpu else 0  # of each node
     if gpus and len(host.gpus()) < nodes * gpus:
@@ -88,9 +90,10 @@ def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes
 @pytest.mark.torch
 def test_the_ddp_tutorial_continues_from_its_snapshot(stage, node):
     foreign = next(foreign for foreign in SCRIPTS if foreign.name == "pytorch-ddp-series-on-cpu")
-    put(foreign, stage)
+    copy_script(foreign, stage)
+    # Epochs count from 0. A snapshot is written in every second one, so the first run's last in epoch 2.
     for name, epochs in (("job-1-1", "4"), ("job-2-1", "6")):
-        arguments = ("multinode.py", epochs, "2")  # a snapshot in every second epoch, the first run's last in epoch 2
+        arguments = ("multinode.py", epochs, "2")
         outputs = outputs_of(stage, "pytorch", foreign.script, name=name, arguments=arguments, nodes=2, resources=node)
     for rank, output in enumerate(outputs):  # of the second run
         assert "Resuming training from snapshot at Epoch 2" in output

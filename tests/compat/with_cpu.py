@@ -1,6 +1,6 @@
 """Run a script that takes GPUs for granted, unchanged, on nodes that have none: `with_cpu.py SCRIPT ...`.
 
-A device that is named by its number is the CPU, and NCCL is gloo. Everything else is as the script has it.
+A device that the script names by its number becomes the CPU, and NCCL becomes gloo. All else stays as it is.
 """
 
 import runpy

@@ -1,7 +1,8 @@
 """Run a script that was written for Keras 2, unchanged: `with_legacy_keras.py SCRIPT ...`.
 
-Legacy Keras must be asked for before TensorFlow is imported. Keras' own MNIST comes from the internet and is checked by
-its digest; here the run's first data set, in MNIST's layout, stands in for it, repeated to MNIST's 60,000 images.
+Legacy Keras must be requested before TensorFlow is imported. Keras downloads its own MNIST and checks the file's
+digest. So `load_data` is replaced: it reads the run's first data set, in MNIST's layout, and repeats its images until
+there are as many as in MNIST.
 """
 
 import os
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 
 def read_idx(path):
-    """One file of MNIST's format."""
+    """Return the array in a file of MNIST's format."""
     data = path.read_bytes()
     dimensions = data[3]
     sizes = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
@@ -25,7 +26,7 @@ def read_idx(path):
 
 
 def load_data(path="mnist.npz"):
-    """As `tf.keras.datasets.mnist.load_data`."""
+    """Return what `tf.keras.datasets.mnist.load_data` returns: images and labels for training, and those for tests."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0] / "MNIST" / "raw"
     parts = []
     for part, size in (("train", 60000), ("t10k", 10000)):

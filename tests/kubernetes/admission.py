@@ -61,7 +61,7 @@ def prepare(resource: Resource, body: Object, old: Object | None) -> Object:
 def _metadata(resource: Resource, obj: Object) -> Causes:
     meta = obj["metadata"]
     causes: Causes = []
-    name = meta.get("name") or f"{meta.get('generateName', '')}x"
+    name = meta.get("name") or f"{meta.get('generateName', '')}x"  # x stands for the random end of the name
     pattern, longest = (LABEL, 63) if resource.plural in {"services", "namespaces"} else (SUBDOMAIN, 253)
     if resource.group == "rbac.authorization.k8s.io":
         pattern = re.compile(r"[^/%]+")

@@ -33,7 +33,7 @@ class Api:
         self.store, self.access = store, access
         self.log_of: Callable[[str, str, bool], bytes] = lambda _namespace, _pod, _with_times: b""
         self.dial_of: Callable[[str, str], Dial]
-        self.checks_schemas = True
+        self.checks_schemas = True  # a test that creates very many objects sets it to False
         self._applied: dict[str, Object] = {}  # by UID: the body of the object's last apply
 
     def resource(self, group: str, version: str, plural: str) -> Resource:
@@ -126,7 +126,7 @@ class Api:
             if "resourceVersion" not in body.get("metadata", {}):
                 new["metadata"].pop("resourceVersion", None)
             uid = new["metadata"].get("uid", old["metadata"]["uid"])
-            if uid != old["metadata"]["uid"]:  # only PUT and DELETE answer 409
+            if uid != old["metadata"]["uid"]:  # 422 as on a real server, which answers 409 only to PUT and DELETE
                 raise resource.invalid(name, [("metadata.uid", f'Invalid value: "{uid}": field is immutable')])
             new = admission.prepare(resource, new, old)
             self._check_schema(resource, {**new, "status": {}} if "status" in new else new)

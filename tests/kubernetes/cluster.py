@@ -144,7 +144,7 @@ class FakeCluster:
                     pod.write_hosts(pod.own_hosts() + text)
 
     def _cached_line(self, line: str, now: float) -> str:
-        """Return the line, with the earlier address of its names while DNS repeats that."""
+        """Return the line as DNS answers: while an earlier answer is cached, with the address of that answer."""
         address, _space, names = line.partition(" ")
         known, since = self._cached.get(names, (address, now))
         if known == address or now - since >= self.dns_cache_seconds:

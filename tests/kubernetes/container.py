@@ -124,7 +124,10 @@ def _parents(path: str) -> set[str]:
 
 @dataclass
 class Container:
-    """A container. `exit_code` is None while it runs. `lines` has each line with the time when it came."""
+    """A container. `exit_code` is None while it runs. `lines` has each line with the time when it came.
+
+    `on_end` is notified when it has ended.
+    """
 
     spec: ContainerSpec
     lines: list[tuple[float, bytes]] = field(default_factory=list)
@@ -139,6 +142,7 @@ class Container:
         """Start it."""
         spec = self.spec
         read_end, write_end = os.pipe()
+        # As root there is no user namespace, without which bubblewrap sets no user ID: `setpriv` does.
         drop = ["setpriv", f"--reuid={spec.uid}", f"--regid={spec.gid}"]
         drop += [f"--groups={','.join(map(str, spec.groups))}"] if spec.groups else ["--clear-groups"]
         enter = ["nsenter", f"--net={spec.network}", "--"] if spec.network else []

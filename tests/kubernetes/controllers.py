@@ -48,7 +48,8 @@ class Controllers:
         self._store = self.api.store
         self._jobs = JobController(self.api)
         self._closing = threading.Event()
-        self._since: dict[str, float] = {}  # see `_has_waited`; by a Pod's UID: the last try to place it
+        # By the key of `_has_waited`: when that was first called. By a Pod's UID: when placing the Pod last failed.
+        self._since: dict[str, float] = {}
         self.paused = threading.Event()  # while a test has set it, nothing is reconciled
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

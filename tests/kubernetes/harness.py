@@ -39,7 +39,7 @@ class KubernetesHarness(RunHarness):
             threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """Follow the cluster, as the console's watcher does to keep what is removed with a Pod."""
+        """Follow the cluster as the console's watcher does, which saves the last state of Pods that are deleted."""
         for _names in self.new_backend().changes():
             if self._closing.is_set():
                 return

@@ -72,7 +72,7 @@ class JobController:
                 self._delete(job, pod)
             set_condition(job, "FailureTarget", "True", failure["reason"], failure["message"])
             for pod in pods:
-                self._release(pod)  # also those that still run, which are removed as soon as they have ended
+                self._release(pod)  # a Pod that still runs too: it is then removed as soon as it has ended
             if not active:
                 set_condition(job, "Failed", "True", failure["reason"], failure["message"])
                 record_event(self._api, job, "Warning", failure["reason"], failure["message"])

@@ -25,6 +25,7 @@ from tests.kubernetes.resources import ApiError, Object, now, quantity
 from tests.kubernetes.volumes import MountFailedError, binds
 
 _SYNC_SECONDS = 0.25
+"""How long the agent waits for a change before it looks for new and deleted Pods all the same."""
 _RETRY_SECONDS = 0.5
 """The pause before a failed pull or mount is tried again. A real kubelet waits for seconds, and later for minutes."""
 _MIN_GRACE_SECONDS = 2.0
@@ -95,7 +96,7 @@ class Kubelet:
             known = {obj["metadata"]["uid"] for obj in store.find("pods")}
             for uid, pod in list(self.pods.items()):
                 if uid not in known and not pod.is_terminating:
-                    pod.kill()
+                    pod.kill()  # its object was removed before it ended
             with store.changed:
                 store.changed.wait(_SYNC_SECONDS)
 
@@ -114,7 +115,7 @@ class Pod:
         self.container: Container | None = None
         self._killed = threading.Event()
         self.is_terminating = False
-        self._missed_end: Object | None = None
+        self._missed_end: Object | None = None  # the container's state, if it ended while the agent was killed
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 

@@ -88,6 +88,7 @@ def environment(store: Store, pod: Object, container: Object, address: str) -> d
 
 
 def _field(pod: Object, path: str, address: str) -> str:
+    """Return the value at `status.podIP`, or at a path such as `metadata.labels['key']`."""
     if path == "status.podIP":
         return address
     part, _, key = path.removeprefix("metadata.").partition("[")

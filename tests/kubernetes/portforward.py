@@ -87,6 +87,7 @@ def _relay(
     closing: threading.Event,
 ) -> None:
     while websocket.state is State.OPEN and not closing.is_set():
+        # Of these bytes, which TLS has already read from the socket, `select` knows nothing.
         has_decrypted = isinstance(client, ssl.SSLSocket) and client.pending()
         ready = [client] if has_decrypted else select.select([client, pod], [], [], _TICK_SECONDS)[0]
         if client in ready:

@@ -27,6 +27,7 @@ from tests.kubernetes.resources import Object
 from tests.kubernetes.sites import IMAGE, UID, Site
 
 MARK = "trainyard-test"
+"""What the names of the namespace and of the folder begin with."""
 _STAGING_SECONDS = 180.0
 """How long a Pod that writes files may take, with its pull."""
 _REMOVAL_SECONDS = 180.0
@@ -45,6 +46,7 @@ for name, text in json.loads(pathlib.Path("/staged/files.json").read_text()).ite
     os.chown(path, {UID}, {UID})
     path.chmod(0o644)
 """
+"""The script of a Pod that writes files. Its argument is the name of our folder, whose parent it sees at /host."""
 _REMOVE = f"""
 import pathlib, shutil, sys
 assert sys.argv[1].startswith("{MARK}-")
@@ -52,6 +54,7 @@ path = pathlib.Path("/host") / sys.argv[1]
 shutil.rmtree(path, ignore_errors=True)
 assert not path.exists()
 """
+"""The script of a Pod that removes our folder, with the same argument."""
 
 
 class RealSite(Site):
@@ -72,8 +75,10 @@ class RealSite(Site):
         if problems := [f"{one.name}: {one.detail} {one.remedy}" for one in failed]:
             shutil.rmtree(self._folder)
             pytest.exit(f"The cluster of KUBECONFIG is not fit for the tests. {' '.join(problems)}", returncode=1)
+        # Runs get no machine that is cordoned, not ready, or tainted in a way that the settings do not tolerate.
         nodes = ApiClient(self.config()).list(resource_path("v1", "nodes"))["items"]
         self.machines = [one.name for one in compute_capacity(nodes, (), self.config()).machines if one.free.cpus > 0]
+        # `privileged`, because the Pods that write files run as root and mount folders of their machines.
         labels = {"pod-security.kubernetes.io/enforce": "privileged", "app.kubernetes.io/managed-by": MARK}
         self.core.create_namespace({"metadata": {"name": self.namespace, "labels": labels}})
         try:

@@ -19,10 +19,11 @@ from tests.kubernetes.cluster import NODES, FakeCluster
 from tests.kubernetes.images import PYTHON
 
 IMAGE = os.environ.get("TRAINYARD_TEST_IMAGE", PYTHON)
+"""The image of runs: any with Python is enough."""
 REAL_TORCH_IMAGE = os.environ.get("TRAINYARD_TEST_TORCH_IMAGE", "")
 """An image with PyTorch that a real cluster can pull; empty if none is named."""
 UID = 10001
-"""The user ID of the containers, to which the files of the volume belong."""
+"""The user ID of the containers (the setting `uid`, by default), to which the files of the volume belong."""
 ACCOUNT_SECONDS = 30.0
 """How long to wait for the default service account of a new namespace."""
 

@@ -134,7 +134,7 @@ class Store:
                 why = "the object has been modified; please apply your changes to the latest version"
                 raise resource.conflict(meta["name"], why)
             new = copy.deepcopy(wanted)
-            for name in _SERVER_FIELDS:
+            for name in _SERVER_FIELDS:  # keep the old values
                 new["metadata"].pop(name, None)
                 if name in old["metadata"]:
                     new["metadata"][name] = old["metadata"][name]
@@ -172,7 +172,7 @@ class Store:
                 meta["deletionTimestamp"] = later(now(), grace)  # the time at which the grace period ends
             meta["deletionGracePeriodSeconds"] = grace
             if obj == self._objects[plural, namespace, name]:
-                return obj
+                return obj  # a repeated deletion that changes nothing
             return self._write("MODIFIED", (plural, namespace, name), obj)
 
     def remove_finalizer(self, plural: str, namespace: str, name: str, finalizer: str) -> None:

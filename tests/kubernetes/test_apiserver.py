@@ -19,6 +19,7 @@ SECRETS = resource_path("v1", "secrets", NAMESPACE)
 
 @pytest.fixture(scope="module")
 def secure_server():
+    """A server with TLS and no objects, for tests of how clients log in."""
     created = ApiServer(secure=True)
     yield created
     created.close()
@@ -26,7 +27,7 @@ def secure_server():
 
 @pytest.fixture
 def server():
-    created = ApiServer(bookmark_seconds=0.2)  # so that a watch of one second gets some
+    created = ApiServer(bookmark_seconds=0.2)  # so that a watch of one second gets several bookmarks
     created.api.create(created.api.resource("", "v1", "namespaces"), "", {"metadata": {"name": NAMESPACE}})
     yield created
     created.close()
@@ -87,8 +88,8 @@ CONTAINER = "spec.template.spec.containers.0"
         ("metadata.labels", {"run": "not a label"}, 422, "valid label"),
         (f"{CONTAINER}.resources.limits.cpu", "two", 422, "quantities"),
         (f"{CONTAINER}.resources.requests", {"cpu": "2"}, 422, "cpu limit"),  # the limit is 1
-        (f"{CONTAINER}.volumeMounts", [{"name": "x", "mountPath": "/x"}], 422, "Not found"),
-        (f"{CONTAINER}.imagee", "x", 400, "strict decoding"),
+        (f"{CONTAINER}.volumeMounts", [{"name": "x", "mountPath": "/x"}], 422, "Not found"),  # the Pod has no volume x
+        (f"{CONTAINER}.imagee", "x", 400, "strict decoding"),  # no such field
         ("spec.completions", "two", 400, "strict decoding"),
     ],
 )
@@ -106,7 +107,7 @@ def test_only_the_placement_of_a_suspended_job_can_change(batch):
     template = {"spec": {"nodeSelector": {"pool": "a"}}}
     patched = batch.patch_namespaced_job("job-1-1", NAMESPACE, {"spec": {"template": template, "suspend": False}})
     assert patched.spec.template.spec.node_selector == {"pool": "a"}
-    assert patched.metadata.generation == 2
+    assert patched.metadata.generation == 2, "the refused patch did not count as a change"
 
 
 def test_an_outdated_version_or_uid_conflicts(api):
@@ -118,7 +119,7 @@ def test_an_outdated_version_or_uid_conflicts(api):
         with pytest.raises(ApiError) as caught:
             api.patch(f"{SECRETS}/a", {"metadata": {**stale, "annotations": {"a": "2"}}})
         assert caught.value.status == 409
-    api.delete(f"{SECRETS}/a", uid="another")  # our client takes the conflict for an object that is gone
+    api.delete(f"{SECRETS}/a", uid="another")  # our client ignores the conflict, and deletes nothing
     assert api.get(f"{SECRETS}/a")["metadata"]["annotations"] == {"a": "1"}
 
 
@@ -139,7 +140,7 @@ def test_pages_of_a_list_show_one_snapshot(api, server):
     api.delete(f"{SECRETS}/s3")
     more = api.get(SECRETS, limit="2", **{"continue": first["metadata"]["continue"]})
     assert [item["metadata"]["name"] for item in (*first["items"], *more["items"])] == ["s0", "s1", "s2", "s3"]
-    server.store.compact()
+    server.store.compact()  # drops the history, from which the snapshot is made
     with pytest.raises(ApiError) as caught:
         api.get(SECRETS, limit="2", **{"continue": more["metadata"]["continue"]})
     assert caught.value.status == 410
@@ -152,6 +153,7 @@ def test_a_watch_reports_objects_that_enter_and_leave_its_selector(api, server):
         api.patch(f"{SECRETS}/a", {"metadata": {"labels": labels}})
 
     def types(**query):
+        """Return the types of the events that a watch of one second gets."""
         return [event["type"] for event in api.watch(SECRETS, version, 1, **query)]
 
     assert types(labelSelector="run")[:3] == ["ADDED", "MODIFIED", "DELETED"]

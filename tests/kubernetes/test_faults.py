@@ -63,6 +63,7 @@ class FakePods(FakeSite):
         self._thread.start()
 
     def _run(self):
+        """Start and end Pods in the API, as the node's kubelet would."""
         store = self.fake.store
         while not self._closing.is_set():
             for pod in store.find("pods", NAMESPACE, lambda one: bool(one["spec"].get("nodeName"))):
@@ -199,7 +200,7 @@ def cluster(fake_pods, monkeypatch):
 )
 def test_a_submission_survives_a_fault_in_any_request(cluster, faults):
     requests = cluster.requests(cluster.submit, faults)
-    assert len(requests) >= 7 * len(faults), "a submission makes at least seven requests"
+    assert len(requests) >= 7 * len(faults), "it creates the Job and its five objects, and then resumes the Job"
     for nth, fault in requests:
         cluster.clear()
         cluster.backend = cluster.new_backend()  # one that remembers nothing
@@ -248,7 +249,9 @@ def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
         status = cluster.try_with(
             lambda: cluster.new_backend().describe(NAME), nth=nth, fault=fault, version=version_while_running
         )
+        # The stale read shows the run while it had no outcome yet.
         assert status is None or status.outcome in {None, outcome}
+    # A backend that saw the run before its end describes it as a new one does.
     assert cluster.new_backend().describe(NAME) == cluster.backend.describe(NAME)
 
 
@@ -276,6 +279,7 @@ def test_a_deletion_survives_a_fault_in_any_request(cluster):
 
 @pytest.mark.parametrize("trouble", ["dropped", "doubled", "late", "forgotten", "down"])
 def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
+    """`trouble`: how the watches fail around the end of the run's Pods, which is the change."""
     faults = cluster.fake.faults
     cluster.start()
 
@@ -292,6 +296,7 @@ def test_changes_are_reported_after_any_watch_failure(cluster, trouble):
             time.sleep(0.3)  # long enough for every watch to meet it
             faults.down, faults.watch_drops_after = False, None
 
+    # `changes` yields at least every second, an empty set if nothing has changed.
     for number, names in enumerate(cluster.new_backend().changes(stop_after_seconds=10)):
         if number == 1:  # the watches have begun
             change()

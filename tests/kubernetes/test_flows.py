@@ -37,7 +37,7 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
 
     buyer.call("PUT", "workspaces/main/files/wait.py", content=WAIT.encode())
     write("wait.py", WAIT)
-    job = buyer.start("outlives")
+    job = buyer.start("outlives")  # a run of two nodes that ends when the file `go-outlives` exists
     buyer.running(job)
     wait_for(lambda: "began" in buyer.log(job), buyer.patience_seconds)
     # Words in the command line of each; %h is Celery's placeholder for the machine's name.
@@ -49,8 +49,8 @@ def test_a_purchase_survives_the_worker_and_the_watcher(flow):
     write("go-outlives", "")  # the run ends while nothing watches it
     ended = buyer.ended(job)
     assert (ended["state"], ended["reason"]) == ("succeeded", "completed")
-    assert [attempt["number"] for attempt in ended["attempts"]] == [1]
-    assert buyer.log(job).count("began") == 1
+    assert [attempt["number"] for attempt in ended["attempts"]] == [1], "no retry"
+    assert buyer.log(job).count("began") == 1, "no restart within the attempt"
     assert buyer.log(job, rank=1).endswith("epoch 1/1 loss 0.5\n")
     bill = buyer.bill(job)
     assert set(bill["lines"]) >= {"queue", "start", "time_used"}

@@ -22,7 +22,10 @@ pytestmark = [
 def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launchers_modules(
     cluster_harness, shared_fake
 ):
-    """Code can write to the wrapper's folder, but not to the launcher's modules, of which some are imported late."""
+    """Code can write to the folder of `rank.py`, the wrapper that runs its script.
+
+    It cannot write to the archive with the launcher's modules, of which the launcher imports some only later.
+    """
     source = """
     import ctypes, fcntl, glob, json, os, re, signal, struct, time
     def look(path):
@@ -84,7 +87,7 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
     assert len(looked) == 10, "five files of each of two processes"
     assert set(looked) <= {"Permission denied", "empty"}
     secret = shared_fake.store.get("secrets", cluster_harness.site.namespace, NAME)["data"]
-    assert found["digests"], "the record's signature, which is as long as a key"
+    assert found["digests"], "at least the record's signature, which is public and as long as a key"
     assert not {base64.b64decode(key).decode() for key in secret.values()} & set(found.pop("digests"))
     assert found.pop("archive") in {"Permission denied", "Read-only file system"}
     assert found == {
@@ -94,7 +97,7 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
         "beside": ["rank.py", "step_timer.py"],
     }
     sample = cluster_harness.backend.samples(NAME, 0).text.splitlines()[0]
-    assert json.loads(sample)["at"] > 0, "the launcher imports this late, and from the archive"
+    assert json.loads(sample)["at"] > 0, "the launcher imports what takes samples late, and from the archive"
 
 
 def test_a_killed_launcher_is_a_code_failure(cluster_harness, shared_fake):
@@ -107,7 +110,7 @@ def test_a_killed_launcher_is_a_code_failure(cluster_harness, shared_fake):
 
 
 def test_forged_records_are_ignored(cluster_harness):
-    """The forged one says that the node was lost, which would make the run free."""
+    """The forged record says that the node was lost, which would make the run free."""
     source = """
     import json, os, time
     causes = [{"kind": "node_lost", "code": "node_lost", "at": 1.5, "node": 0}]
@@ -127,6 +130,7 @@ def test_forged_records_are_ignored(cluster_harness):
 
 @pytest.mark.slow
 def test_special_files_in_place_of_records_block_nothing(cluster_harness, shared_fake):
+    """Opening a FIFO could block the platform for ever, and no file can replace a folder that is not empty."""
     source = """
     import os, shutil, time
     root = "/trainyard/run-root"

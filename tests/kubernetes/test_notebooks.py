@@ -93,7 +93,7 @@ def echo(own_harness):
 
 
 @pytest.mark.usefixtures("echo")
-def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_role(
+def test_the_roles_permissions_suffice_to_reach_a_notebook_that_starts_late(
     own_harness, fake, tunnel_folders, monkeypatch
 ):
     config = own_harness.config()
@@ -114,7 +114,7 @@ def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_
 
     monkeypatch.setattr(fake.api, "dial_of", refuse_first)
     assert run(post(permitted, BODY)) == BODY
-    assert not early
+    assert not early, "the first connection was refused"
 
     async def post_together():  # each over a connection of its own
         return await asyncio.gather(*(post(permitted, b"%d" % number) for number in range(5)))
@@ -122,8 +122,8 @@ def test_requests_reach_a_notebook_that_starts_late_with_the_permissions_of_the_
     assert run(post_together()) == [b"%d" % number for number in range(5)]
     wait_for(lambda: not fake.server.forwards, 30)
     assert list(tunnel_folders.iterdir()) == []
-    without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
-    fake.store.edit("roles", config.namespace, LIMITED_ROLE, lambda role: role.update(rules=without))
+    without_portforward = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
+    fake.store.edit("roles", config.namespace, LIMITED_ROLE, lambda role: role.update(rules=without_portforward))
     with pytest.raises(BackendUnavailable, match="403"):
         run(post(permitted, b""))
 
@@ -228,8 +228,11 @@ def harness(fake_site):
 
 @pytest.fixture
 def notebook(transactional_db, customer, harness, monkeypatch):
-    """A customer's notebook whose JupyterLab starts in a Pod."""
-    monkeypatch.setattr(tunnels, "_START_SECONDS", 300.0)
+    """A customer's notebook, sold on the fake backend, whose JupyterLab starts in a Pod.
+
+    The console reaches it through the harness's backend. All else that it asks a backend, the fake one answers.
+    """
+    monkeypatch.setattr(tunnels, "_START_SECONDS", 300.0)  # for JupyterLab's start on a busy machine
     monkeypatch.setattr(customer.backend, "notebook_socket", harness.backend.notebook_socket)
     attempt = sell_notebook(customer)
     spec = harness.spec(
@@ -296,9 +299,10 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
                     pass
             return output
 
+        # 111 is ECONNREFUSED: JupyterLab does not listen on the address that other Pods see.
         assert asyncio.run(use_kernel()) == "0 111 ['train.py']\n"
         harness.wait_for_end(notebook.run_name)
-        ended = member.ask("/lab")
+        ended = member.ask("/lab")  # the Pod has ended, but the console does not know that yet
         assert (ended.status_code, ended.json()["code"]) == (HTTPStatus.BAD_GATEWAY, "tool_ended")
         customer.end(notebook, Outcome.STOPPED)
         ended = member.ask("/lab")
@@ -310,7 +314,7 @@ def test_jupyterlab_in_a_pod_serves_members_until_the_pod_ends(harness, customer
 
 @pytest.mark.django_db
 def test_a_pod_gets_the_limits_that_were_bought(customer):
-    """The launcher in the Pod keeps them. `golden/cpu.json` shows that the kubelet's deadline is later."""
+    """The launcher in the Pod keeps them. `backends/golden/cpu.json` shows that the kubelet's deadline is later."""
     bought = run_specs.run_spec(sell_notebook(customer, max_seconds=5400, idle_seconds=900))
     config = ClusterConfig.from_data("test", {"volume": {"claim": "trainyard", "root": "/srv/trainyard"}})
     plan = build_pod_inputs(bought, config, Path("/srv/trainyard/runs")).pod_plan

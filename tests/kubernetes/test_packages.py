@@ -18,6 +18,7 @@ ADDRESS = ("127.99.0.1", 8080)
 
 @pytest.fixture
 def index(tmp_path, short_folders, fake):
+    """An empty package index, which Pods reach at ADDRESS."""
     created = Index(tmp_path / "index")
     path = short_folders() / "index"
     fake.networks.services[ADDRESS] = path

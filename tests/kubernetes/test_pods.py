@@ -66,7 +66,7 @@ def test_nodes_connect_though_their_names_resolve_late(cluster_harness, shared_f
 
 
 def test_names_that_never_resolve_end_the_start(cluster_harness, start_without_names):
-    # How long Pods may take to be scheduled, and then to start: the sum is the time for the nodes to meet.
+    # The limits for Pods to be scheduled and to start. The nodes have their sum, 2 s, to meet.
     cluster_harness.backend = cluster_harness.new_backend(gang_seconds=1, start_seconds=1)
     start_without_names(MEET)
     assert cluster_harness.wait_for_failure(Outcome.PLATFORM_ERROR).code is FailureCode.NODES_NOT_MET
@@ -76,7 +76,7 @@ def test_a_run_is_stopped_while_its_nodes_connect(cluster_harness, start_without
     start_without_names(STUBBORN)
     cluster_harness.backend.stop(NAME, 5)
     cluster_harness.wait_for_failure(Outcome.STOPPED)
-    assert cluster_harness.log() == ""
+    assert cluster_harness.log() == "", "no rank has started"
 
 
 # How a run ends
@@ -161,7 +161,7 @@ def test_the_log_file_and_stdout_get_the_same_bytes_up_to_the_limit(cluster_harn
     """Rank 0 prints random pieces, and rank 1 more than the limit."""
     chance = random.Random(0)
     pieces = [
-        chance.randbytes(chance.choice([1, 30, 4000, 20000])).replace(b"\n", b"\r")
+        chance.randbytes(chance.choice([1, 30, 4000, 20000])).replace(b"\n", b"\r")  # so that some lines are long
         + chance.choice([b"", b"\n", b"\n\n"])
         for _ in range(300)
     ]
@@ -180,7 +180,7 @@ def test_the_log_file_and_stdout_get_the_same_bytes_up_to_the_limit(cluster_harn
     cluster_harness.complete(source, workers_per_node=2, log_limit_bytes=limit)
     stored, cut = ((run_folder(cluster_harness) / "logs" / f"rank-{rank}.log").read_bytes() for rank in range(2))
     assert stored == b"".join(pieces)
-    assert len(cut) < limit + 1000  # the following line is beyond the limit
+    assert len(cut) < limit + 1000  # the launcher's own line, of at most 1000 bytes, comes on top of the limit
     assert b"[trainyard] This rank's log has reached its limit" in cut
     (container,) = shared_fake.containers()
     for rank, content in enumerate((stored, cut)):
@@ -204,7 +204,7 @@ def test_unwritable_storage_is_reported_and_not_fatal(cluster_harness, shared_fa
     assert extract_rank([container.output()], rank=0, offset=0, limit=1 << 20)[0].endswith(b"a line 9999\n")
 
 
-# Added to the launcher in the Pod: writes that never return, as on storage that does not respond.
+# Sources for the launcher's `__main__.py` in the Pod: writes that never return, as on storage that does not respond.
 HELD_OUTPUT = "from launcher.ranklog import RankLog; RankLog._append = lambda self, data: time.sleep(1000)"
 HELD_RECORD = """
 from launcher.record import Record
@@ -223,6 +223,7 @@ Record._write = lambda self: time.sleep(1000) if self.phase == "ended" else writ
     ids=["while it runs", "at its last record"],
 )
 def test_blocked_storage_does_not_delay_the_end_of_a_run(cluster_harness, monkeypatch, held, source, outcome):
+    # `build` caches the launcher's archive. So pack another one, whose `__main__.py` begins with `held`.
     monkeypatch.setattr(launcher_archive, "_MAIN", f"import time\n{held}\n{launcher_archive._MAIN}")
     archive = launcher_archive.pack(Path(launcher.__file__).parent)
     monkeypatch.setattr(launcher_archive, "build", lambda: archive)

@@ -34,8 +34,8 @@ ALL_REDUCE = """
 """
 
 
-def ready(harness, **changes):
-    """Start a run of two nodes that waits; return when it runs on both."""
+def start_on_two_nodes(harness, **changes):
+    """Start a run of two nodes that only waits; return when it runs on both."""
     harness.start(WAIT, nodes=2, **changes)
     harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
 
@@ -46,6 +46,7 @@ def ready(harness, **changes):
 def test_a_missing_image_is_reported(cluster_harness):
     image = Image(reference="registry.invalid/nobody/nothing:1")
     cluster_harness.submit(image=image)
+    # Registries and container runtimes report it in different ways.
     codes = {WaitingCode.IMAGE_NETWORK, WaitingCode.IMAGE_NAME, WaitingCode.IMAGE_CREDENTIALS}
     status = cluster_harness.wait("job-1-1", lambda status: status.waiting_code in codes)
     assert status.waiting_data["image"] == image.reference
@@ -70,7 +71,7 @@ def test_the_printed_roles_suffice(site, request):
     # A new role takes effect only after a moment.
     wait_for(lambda: not any(map(_lacks, check(site.config(kubeconfig=str(path)), site.root, smoke=False))))
     harness = KubernetesHarness(site, kubeconfig=str(path))
-    ready(harness)
+    start_on_two_nodes(harness)
     assert harness.backend.capacity().machines
     harness.backend.stop("job-1-1", 5)
     harness.wait_for_outcome(Outcome.STOPPED)
@@ -78,13 +79,14 @@ def test_the_printed_roles_suffice(site, request):
 
 
 def _lacks(line):
+    """Whether a result of `check` reports a missing permission."""
     return line.name.startswith("may ") and line.detail != "yes"
 
 
 def _create(site, made, request):
     """Create a role or binding. A cluster-wide one is named for our namespace, and deleted after the test."""
     if made["kind"] in {"Namespace", "ServiceAccount"}:
-        return
+        return  # they exist already
     resource = re.sub(r"(?<!^)(?=[A-Z])", "_", made["kind"]).lower()
     if not made["kind"].startswith("Cluster"):
         getattr(site.rbac, f"create_namespaced_{resource}")(made["metadata"]["namespace"], made)
@@ -134,6 +136,7 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     assert all(created.ended.wait(60) for created in containers)
     ended = own_harness.wait_for_outcome(Outcome.COMPLETED)
     assert ended.finished_at is not None
+    # The run is billed until its code ended, not until the kubelet's silence is noticed.
     assert ended.finished_at <= max(created.finished_at for created in containers) + 1
     for name in names:
         fake.nodes[name].revive()
@@ -156,11 +159,11 @@ def test_a_pod_that_keeps_its_first_grace_period_was_stopped(own_harness, fake_s
 
 def test_a_reused_run_name_finds_its_own_pods(own_harness, fake):
     """DNS returns the addresses of the earlier run for longer than the other steps of a start take."""
-    ready(own_harness)
+    start_on_two_nodes(own_harness)
     own_harness.backend.delete("job-1-1")
     assert own_harness.left_behind() == []
     fake.dns_cache_seconds = 5.0
-    ready(own_harness)
+    start_on_two_nodes(own_harness)
 
 
 def test_a_real_cluster_is_used_through_pods_and_the_api_and_left_clean(fake_site, monkeypatch):

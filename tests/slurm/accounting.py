@@ -29,7 +29,7 @@ class SlurmClusterWithAccounting(SlurmCluster):
             f"AccountingStoragePort={self._slurmdbd_port}",
             f"AccountingStoragePass={munge}/socket",
             "AccountingStorageEnforce=associations,limits",
-            # The controller forgets ended jobs at intervals of at least 10 s.
+            # After this many seconds the controller may forget an ended job. It does so at intervals of at least 10 s.
             "MinJobAge=2",
         ]
 
@@ -39,7 +39,7 @@ class SlurmClusterWithAccounting(SlurmCluster):
         self._configure_slurmdbd(munge, password)
         self.start_slurmdbd()
         user = pwd.getpwuid(os.getuid()).pw_name
-        self.manage("add", "cluster", "tests")
+        self.manage("add", "cluster", "tests")  # the `ClusterName` of slurm.conf
         self.manage("add", "account", ACCOUNT, ORGANIZATION_ACCOUNT, FOREIGN_ACCOUNT, "cluster=tests")
         self.manage("add", "user", user, f"account={ACCOUNT},{ORGANIZATION_ACCOUNT}", f"defaultaccount={ACCOUNT}")
 
@@ -86,7 +86,7 @@ class SlurmClusterWithAccounting(SlurmCluster):
             "StorageLoc=slurm",
         ]
         path = self._folder / "slurmdbd.conf"
-        path.touch(mode=0o600)
+        path.touch(mode=0o600)  # slurmdbd requires it, since the file has a password
         path.write_text("\n".join([*settings, ""]))
 
     def start_slurmdbd(self) -> None:

@@ -109,13 +109,13 @@ class SlurmCluster:
             f"SlurmdSpoolDir={self._folder}/%n",
             f"StateSaveLocation={self._folder}",
             "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
-            "SlurmdParameters=config_overrides",
+            "SlurmdParameters=config_overrides",  # believe CPUs and RealMemory below, whatever this machine has
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
             "MpiDefault=none",
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_Core_Memory",
-            "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",
+            "SchedulerParameters=batch_sched_delay=0,sched_min_interval=0",  # start jobs at once
             "PreemptType=preempt/partition_prio",
             "PreemptMode=CANCEL",
             *self._accounting_settings(munge),

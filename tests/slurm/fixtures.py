@@ -49,7 +49,7 @@ def accounting_cluster(short_folders):
 
 @pytest.fixture
 def accounting_harness(accounting_cluster, tmp_path, bare_images):
-    """Like `slurm_harness`, on the cluster with accounting."""
+    """Like `slurm_harness`, on the cluster with accounting. Jobs of the organization `newcomer` are refused there."""
     accounts = {"acme": ORGANIZATION_ACCOUNT, "newcomer": FOREIGN_ACCOUNT}
     harness = SlurmHarness(
         accounting_cluster, tmp_path, bare_images, accounting=True, account=ACCOUNT, accounts=accounts

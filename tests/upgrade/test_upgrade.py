@@ -29,6 +29,7 @@ from tests.fakes import FakeBackend
 
 DUMP = Path(__file__).with_name("version-0.1.dump")
 FINISHED, FAILED, RUNNING, WAITING = 1, 2, 3, 4
+"""Primary keys of jobs in the dump. WAITING is one of the two waiting jobs."""
 
 
 @pytest.fixture
@@ -55,13 +56,13 @@ def upgraded(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Itera
 @pytest.mark.slow
 @pytest.mark.usefixtures("upgraded")
 def test_an_installation_of_version_0_1_is_upgraded_with_its_running_job(backend: FakeBackend) -> None:
-    assert set(check_ledger().values()) == {0}
+    assert set(check_ledger().values()) == {0}, "no check finds a wrong row"
     states = dict(Job.objects.values_list("pk", "state"))
     assert (states[FINISHED], states[FAILED]) == (JobState.SUCCEEDED, JobState.FAILED)
     assert (states[RUNNING], states[WAITING]) == (JobState.RUNNING, JobState.QUEUED)
     held = Account.objects.get(organization__isnull=False, kind=Account.Kinds.WALLET).held_minor
 
-    _the_cluster_still_has(backend, Attempt.objects.get(job=RUNNING))
+    _put_on_cluster(backend, Attempt.objects.get(job=RUNNING))
     backend.end(f"job-{RUNNING}-1", Outcome.COMPLETED)
     reconcile_job(job_pk=RUNNING)
     assert Job.objects.get(pk=RUNNING).state == JobState.SUCCEEDED
@@ -69,12 +70,13 @@ def test_an_installation_of_version_0_1_is_upgraded_with_its_running_job(backend
     dispatch_queue()
     assert Job.objects.get(pk=WAITING).state == JobState.STARTING
 
+    # The hold of the job that has ended is released; one that starts keeps its hold.
     assert Account.objects.get(organization__isnull=False, kind=Account.Kinds.WALLET).held_minor < held
     assert set(check_ledger().values()) == {0}
-    _pages_can_be_read()
+    _check_pages()
 
 
-def _the_cluster_still_has(backend: FakeBackend, attempt: Attempt) -> None:
+def _put_on_cluster(backend: FakeBackend, attempt: Attempt) -> None:
     """Give the fake cluster the run that version 0.1 submitted, as it was a minute after its start."""
     assert attempt.started_at
     started_at = attempt.started_at.timestamp()
@@ -83,7 +85,8 @@ def _the_cluster_still_has(backend: FakeBackend, attempt: Attempt) -> None:
     backend.start(attempt.run_name, at=started_at)
 
 
-def _pages_can_be_read() -> None:
+def _check_pages() -> None:
+    """Check that the customer's pages, which read the migrated rows, can be opened."""
     client = Client()
     client.force_login(User.objects.get(memberships__role="owner"))
     pages = ["/", "/jobs/", "/wallet/", "/invoices/", "/costs/", "/credit/", "/training/new/", "/organization/"]
