@@ -17,7 +17,7 @@ from runtime.launcher.record import Record
 from tests.console.processes import wait_for
 
 POD_PLAN = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "memory_bytes": 1 << 30}
-KILLED = Exit(7, None, "SIGKILL")
+KILLED = Exit(7, None, "SIGKILL")  # pid, exit code and signal
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def counters(monkeypatch):
 
 @pytest.fixture
 def record(tmp_path):
+    """The record of node 1. A `started_at` in its data, whatever its value, means that customer code has started."""
     return Record(tmp_path, None, node=1, address="10.0.0.1")
 
 

@@ -40,7 +40,7 @@ def test_samples_are_lines_and_have_a_limit(record, monkeypatch):
     record.add_sample({"type": "sample", "cpu": 1})
     assert path.read_text() == '{"cpu": 1}\n'
     monkeypatch.setattr(module, "SAMPLES_LIMIT_BYTES", 100)
-    small = Record(record.folder, record.folder / "changes", node=2, address="")
+    limited = Record(record.folder, record.folder / "changes", node=2, address="")
     for _ in range(100):
-        small.add_sample({"cpu": 1})
+        limited.add_sample({"cpu": 1})
     assert (record.folder / "nodes" / "2.samples.jsonl").stat().st_size <= 100

@@ -45,6 +45,7 @@ def test_a_process_is_read_whatever_its_name(tmp_path):
 
 def test_processes_belong_to_the_rank_they_descend_from():
     # 6 descends from no rank. 7 and 8 seem to be each other's parent: one pid was reused while they were read.
+    # Rank 2's process, 99, has ended.
     processes = {pid: process(pid, parent) for pid, parent in [(2, 1), (3, 1), (4, 2), (5, 4), (6, 1), (7, 8), (8, 7)]}
     assert group_by_rank(processes, {2: 0, 3: 1, 99: 2}) == {0: [2, 4, 5], 1: [3], 2: []}
 
@@ -93,8 +94,8 @@ def test_starting_and_ending_processes_do_not_distort_samples():
     sample = sampler.sample(
         reading(11.0, process(2, cpu_seconds=60.0, read_bytes=1500), process(4, 2, cpu_seconds=0.5)), {2: 0}, {}
     )
-    assert sample["cpu"] == 1.5
-    assert sample["disk_read"] == 100
+    assert sample["cpu"] == 1.5, "60 - (9 + 50), and 0.5 of process 4"
+    assert sample["disk_read"] == 100, "1500 - (900 + 500)"
     assert sample["net_rx"] is None
     sample = sampler.sample(reading(12.0), {}, {})
     assert (sample["cpu"], sample["disk_read"], sample["ranks"]) == (0.0, 0, []), "all processes have ended"
@@ -141,7 +142,7 @@ def test_a_tmp_on_disk_does_not_count_as_memory(tmp_path):
     (tmp_path / "self").mkdir()
     mounts = tmp_path / "self" / "mounts"
     mounts.write_text("overlay / overlay rw 0 0\n/dev/sda1 /tmp ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n")
-    state = os.statvfs("/dev/shm")
+    state = os.statvfs("/dev/shm")  # its size is this machine's: only the kinds of the file systems are fake
     used = (state.f_blocks - state.f_bfree) * state.f_frsize
     assert sampling.files_in_memory(str(tmp_path)) == pytest.approx(used, abs=1 << 26)
     mounts.write_text("overlay / overlay rw 0 0\n/dev/sda1 /tmp ext4 rw 0 0\n")
