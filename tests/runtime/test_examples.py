@@ -57,7 +57,7 @@ def torch_harness(harness, digits):
     """
     use_image(harness, "pytorch")
     harness.patience = RUN_SECONDS
-    hostile.warm(harness)
+    hostile.warm(harness)  # every run from here on starts its ranks so
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, harness.workspace)
     shutil.unpack_archive(digits, harness.dataset)

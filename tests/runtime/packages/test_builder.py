@@ -18,6 +18,7 @@ pytestmark = pytest.mark.rerun_if_late("its installations are real runs, with ti
 
 @pytest.fixture
 def index(tmp_path):
+    """An empty package index, to which each test adds its packages."""
     return Index(tmp_path / "index")
 
 
