@@ -95,7 +95,7 @@ def test_nothing_is_left_to_do():
     assert not found, "Do it, or open an issue:\n" + "\n".join(found)
 
 
-def test_no_import_inside_a_function_breaks_a_circle():
+def test_no_import_is_inside_a_function_to_break_a_circle():
     found = lines_with("PLC0415", OUTSIDE_RUNTIME)  # ruff reports imports without this mark
     assert not found, "Move the import to the top. If that makes a circle, split the module:\n" + "\n".join(found)
 

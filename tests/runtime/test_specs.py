@@ -47,6 +47,7 @@ def test_run_names_are_dns_labels_of_at_most_52_characters(name, good):
     assert bool(NAME_PATTERN.match(name)) is good
 
 
+# Resources are CPUs, MiB of memory, GPUs and the type of these.
 HALF_FREE = NodeCapacity("half-free", total=Resources(2, 4096), free=Resources(1, 4096))
 WITH_GPUS = NodeCapacity("gpus", total=Resources(16, 65536, 4, "H200"), free=Resources(16, 65536, 3, "H200"))
 FOR_GPUS_ONLY = dataclasses.replace(WITH_GPUS, gpus_only=True)

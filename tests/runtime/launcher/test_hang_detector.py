@@ -36,6 +36,7 @@ HANG = 120.0
 
 
 def waiting(where="all_reduce"):
+    """Return the state of a rank that waits for the others; `where` stands for its stacks."""
     return RankState(where, WAITING, "train.py, line 3, train")
 
 
@@ -100,7 +101,7 @@ def test_constant_cpu_use_is_background_activity():
     assert tracker.add_activity(60.0, IDLE._replace(cpu_shares={7: 0.2}), interval=1.0).idle_seconds == 0.0
 
 
-# The hub's decision
+# The hub's decision. NodeProgress(10.0, 20.0, True): idle for 10 s, no sign but computing for 20 s, has begun.
 
 
 class Run:

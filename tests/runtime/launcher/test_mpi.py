@@ -12,7 +12,7 @@ from runtime.launcher.elastic import Round, round_plan
 from tests.runtime.launcher.test_topology import PLAN
 
 
-def test_open_mpi_uses_the_runs_interface_but_chooses_itself_on_loopback():
+def test_open_mpi_is_given_the_runs_interface_unless_that_is_loopback():
     """It refuses loopback between hosts."""
     plan = round_plan(PLAN._replace(controller="mpi"), Round(0, [0, 1]))
     environments = [mpi.mpirun_environment(plan._replace(interface=each), "") for each in ("eth1", "lo")]

@@ -91,7 +91,7 @@ def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
 
 def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
     limits = PodLimits(POD_PLAN, record)
-    limits.note_running({})
+    limits.note_running({})  # which ranks run does not matter in a pod
     # SIGTERM 10 s before the deadline at 1100, SIGKILL a moment before it.
     assert (limits.term_at, limits.kill_at) == (1090.0, 1099.75)
     record.data["started_at"] = 1.0

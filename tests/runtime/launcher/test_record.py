@@ -28,6 +28,8 @@ def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):
     record.heartbeat()
     assert (written(record)["progress_at"], written(record)["checkpoint_at"]) == (100.0, 50.0)
     record.note_progress(90.0)
+    record.heartbeat()
+    assert written(record)["progress_at"] == 100.0, "an earlier sign changes nothing"
     record.note_progress(time.time() + 1000)
     record.heartbeat()
     reported = written(record)["progress_at"]

@@ -35,6 +35,7 @@ def write_process(proc, pid, *, name="python", ticks=100):
     fields = f"S 1 1 1 0 -1 0 0 0 0 0 {ticks} 10 5 5 20 0 1 0 77"
     (folder / "stat").write_text(f"{pid} ({name}) {fields} 0 0\n")
     (folder / "io").write_text("rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n")
+    # Nanoseconds of running and of waiting for a core.
     (folder / "schedstat").write_text("1500000000 500000000 7\n")
 
 
@@ -72,7 +73,7 @@ def test_a_sample_covers_the_time_since_the_previous_one():
         process(3, 2, cpu_seconds=6.0),
         network=NetworkBytes(10, 20),
     )
-    # Process 2 is rank 5.
+    # Process 2 is rank 5. Its counts: calls of `step()`, steps with a duration, their seconds, and for communication.
     assert sampler.sample(before, {2: 5}, {5: Counts(1, 0, 0.0, None)}) is None
     sample = sampler.sample(after, {2: 5}, {5: Counts(9, 8, 1.6, 0.4)})
     assert (sample["seconds"], sample["cpu"], sample["processes"]) == (2.0, 1.5, 2)
