@@ -257,7 +257,7 @@ def _temporary_roots(settings: Settings, tmp_path: Path) -> None:
     settings.TRAINYARD_STORAGE_ROOT = tmp_path / "storage"
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
     settings.TRAINYARD_PACKAGES_ROOT = tmp_path / "packages"
-    cluster.cache_clear()
+    cluster.cache_clear()  # a cached backend has the folders of an earlier test
 
 
 @pytest.fixture(autouse=True)

@@ -415,7 +415,7 @@ def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config)
         Simulation,
         settings=settings(
             max_examples=1 if pytestconfig.getoption("--fast") else 4,
-            phases=[Phase.generate],
+            phases=[Phase.generate],  # no shrinking, which would repeat a failed example many times
             stateful_step_count=30,
             deadline=None,
             derandomize=True,

@@ -105,7 +105,7 @@ def test_constant_cpu_use_is_background_activity():
 
 
 class Run:
-    """A run as the hub sees it, second by second."""
+    """A run as the hub sees it, second by second. Each node has one rank, whose state an inspection finds."""
 
     def __init__(self, states, hang=HANG):
         self.states = states

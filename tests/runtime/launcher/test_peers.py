@@ -127,7 +127,7 @@ def node():
     """Node 1, with an event loop of its own."""
     selector = selectors.DefaultSelector()
     started = Peers(selector, node=1, nodes=3, token=TOKEN, address="10.0.0.2")
-    started.selector = selector
+    started.selector = selector  # for `wait_for_start`
     yield started
     for key in list(started.selector.get_map().values()):
         key.data.close()
