@@ -81,6 +81,7 @@ BROKEN_BOOKS = {
     "more was refunded than was paid in": """
         SELECT u.id FROM billing_topup u JOIN billing_refund r ON r.top_up_id = u.id AND r.state <> 'failed'
         GROUP BY u.id HAVING sum(r.amount_minor) > u.amount_minor OR u.state <> 'paid'""",
+    # A debt is a balance below zero, of an account of its own.
     "the account of a debt has a balance above zero, as if the organization owed less than nothing": """
         SELECT id FROM billing_account WHERE kind IN ('receivable', 'written_off') AND posted_minor > 0""",
     # A debt is never paid from credit, so unused credit in the wallet is taken off what the wallet could pay. An

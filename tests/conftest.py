@@ -180,7 +180,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[None]:
-    """PostgreSQL and Redis, for tests that need Redis and no database."""
+    """Start PostgreSQL and Redis. Only tests that need Redis and no database request this: a database implies it."""
     servers = django_settings.EMBEDDED
     servers.var.mkdir(parents=True, exist_ok=True)
     with (servers.var / "in-use.lock").open("w") as in_use:
@@ -197,6 +197,7 @@ def embedded() -> Iterator[None]:
 
 
 def _is_last(in_use: IO[str]) -> bool:
+    """Whether no other test process uses the servers: each holds a shared lock on this file while it does."""
     try:
         fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -256,7 +257,7 @@ def _temporary_roots(settings: Settings, tmp_path: Path) -> None:
     settings.TRAINYARD_STORAGE_ROOT = tmp_path / "storage"
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
     settings.TRAINYARD_PACKAGES_ROOT = tmp_path / "packages"
-    cluster.cache_clear()
+    cluster.cache_clear()  # a cached backend has the folders of an earlier test
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +268,7 @@ def _default_language() -> None:
 
 @pytest.fixture(autouse=True)
 def _default_installation() -> None:
-    """Have the brand in memory, as in a process that runs for a while: pages make no query for it."""
+    """Have the operator's brand in memory, as in a process that runs for a while: pages make no query for it."""
     caches["template_fragments"].set(installation.CACHE_KEY, installation.Installation(), timeout=None)
 
 

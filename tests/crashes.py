@@ -13,7 +13,10 @@ class Crash(BaseException):
 
 
 def crash_at(statement: int, call: Callable[[], Any]) -> bool:
-    """Call, and crash before statement number `statement`. Return whether it crashed; commits before that stay."""
+    """Call, and crash before statement number `statement`. Return whether it crashed; commits before that stay.
+
+    A call with fewer statements completes.
+    """
     left = statement
 
     def count(execute: Any, sql: Any, parameters: Any, many: Any, context: Any) -> Any:

@@ -77,6 +77,7 @@ class FakeBackend:
     by that run's submit.
     """
 
+    # What this kind of backend can do: see `Backend`.
     shares_storage = True
     extends_runs = True
     has_notebooks = True
@@ -99,7 +100,7 @@ class FakeBackend:
         self.images_with_mpi: set[str] = set()
         self.images_for_cpus: set[str] = set()
         self._changed = threading.Condition(threading.RLock())
-        self._log: list[str] = []
+        self._log: list[str] = []  # the run of each change, oldest first
 
     # The contract: see `Backend`
 

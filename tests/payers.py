@@ -211,6 +211,7 @@ class Payers:
         """The provider's clock is not ours."""
         self.skew = seconds
 
+    # A signature may be 300 s old or early (SIGNATURE_TOLERANCE_SECONDS).
     @rule(which=which, wrong=st.sampled_from(WRONG), off=st.sampled_from([0, 250, -250, 400, -400, 90_000]))
     def something_is_wrong_with_an_event(self, which: int, wrong: dict[str, Any], off: int) -> None:
         """The console quarantines an event that does not match, and refuses a signature whose time is too far off."""

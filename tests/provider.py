@@ -75,7 +75,7 @@ class Stripe:
         self.client = stripe.StripeClient(
             gateway.sandbox_key(), http_client=self.wire, stripe_version=gateway.API_VERSION, max_network_retries=0
         )
-        self.event_count = 0
+        self.event_count = 0  # of the events that `fresh` has returned
 
     def ask(self, method: str, path: str, **form: Any) -> Any:
         """Call the API as Stripe's own Dashboard would."""

@@ -30,6 +30,7 @@ with warnings.catch_warnings():
 
 ENTITY_ID, SSO_URL = "https://idp.example.com/metadata", "https://idp.example.com/sso"
 URI_NAMES = {"name_form": "urn:oasis:names:tc:SAML:2.0:attrname-format:uri"}
+"""The part of a provider's policy that says how it names attributes: by URIs."""
 NAMESPACES = {
     "samlp": "urn:oasis:names:tc:SAML:2.0:protocol",
     "saml": "urn:oasis:names:tc:SAML:2.0:assertion",
@@ -52,7 +53,7 @@ class IdentityProvider:
 
     def __init__(self, folder: Path, sso_url: str = SSO_URL):
         self.certificate, self.key = _write_key(folder)
-        self.knows_console = False
+        self.knows_console = False  # whether `read_metadata` was called
         self._server = Server(
             config=IdPConfig().load({
                 "entityid": ENTITY_ID,

@@ -27,7 +27,7 @@ from console.settings import CACHES, DATABASES, INSTALLED_APPS, MIDDLEWARE, STOR
 DATABASES["default"]["TEST"] = {"NAME": f"test_{os.getpid()}"}
 DATABASES["default"]["CONN_MAX_AGE"] = 0
 CACHES["default"]["KEY_PREFIX"] = f"test_{os.getpid()}"
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # fast: tests create many users
 STORAGES["staticfiles"] = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
 MIDDLEWARE.remove("console.serving.static.StaticMiddleware")  # it warns about the folder that collectstatic makes
 INSTALLED_APPS.append("console.accounts.saml")  # its addresses; no test but those of SAML names a provider

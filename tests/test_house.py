@@ -30,6 +30,7 @@ CLI = tomllib.loads((ROOT / "cli" / "pyproject.toml").read_text())["project"]
 
 
 def lines_with(pattern: str, paths: list[Path]) -> list[str]:
+    """Return the lines in which the pattern occurs, each after its file and number."""
     wanted = re.compile(pattern)
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -65,6 +66,7 @@ def test_only_the_settings_read_the_environment():
 
 def test_nothing_sleeps():
     paths = [*MODULES, *sorted((ROOT / "bench").rglob("*.py"))]
+    # A sleep whose line has a comment is allowed.
     found = lines_with(r"\btime\.sleep\((?!.*  # )|from time import .*\bsleep\b", paths)
     assert not found, "Wait for an event, a process or a file, or say in a comment why you cannot:\n" + "\n".join(found)
 
@@ -93,7 +95,7 @@ def test_nothing_is_left_to_do():
     assert not found, "Do it, or open an issue:\n" + "\n".join(found)
 
 
-def test_no_import_inside_a_function_breaks_a_circle():
+def test_no_import_is_inside_a_function_to_break_a_circle():
     found = lines_with("PLC0415", OUTSIDE_RUNTIME)  # ruff reports imports without this mark
     assert not found, "Move the import to the top. If that makes a circle, split the module:\n" + "\n".join(found)
 

@@ -93,7 +93,7 @@ class Simulation(Sweepers, RuleBasedStateMachine):
         self.cluster.clock = lambda: self.now
         MESSAGES.clear()
         catalogue.seed()
-        self.prices_change(Decimal(90))
+        self.prices_change(Decimal(90))  # minor units for an hour of a node
         self.members: list[Membership] = []
         self.open_payments()
         self.granted: dict[int, int] = {}
@@ -146,7 +146,7 @@ class Simulation(Sweepers, RuleBasedStateMachine):
         self.end_run(2, Outcome.COMPLETED, 700, observers=2)
         self.settle_again(2, 100, completed=True, threads=2)
         self.end_run(1, Outcome.NODE_LOST, 500, observers=2)
-        self.cluster.keeps_deadlines = False
+        self.cluster.keeps_deadlines = False  # so the run lasts 9000 s, of which its customer bought 1800
         self.end_run(1, Outcome.CODE_FAILED, 9000, observers=1)
         self.cluster.keeps_deadlines = True
         self.cancel(0, threads=2, beside=True)
@@ -359,7 +359,7 @@ class Simulation(Sweepers, RuleBasedStateMachine):
         for name in self.cluster.names():
             self.cluster.start(name)
         self.work(reconciliation.reconcile)
-        self.now += 500
+        self.now += 500  # runs that were just started have used some time when they are cancelled
         self.stop_sweeps()
         for job in Job.objects.filter(organization__in=self.organizations, finished_at=None):
             member = self.member_of(job.organization_id)
@@ -415,7 +415,7 @@ def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config)
         Simulation,
         settings=settings(
             max_examples=1 if pytestconfig.getoption("--fast") else 4,
-            phases=[Phase.generate],
+            phases=[Phase.generate],  # no shrinking, which would repeat a failed example many times
             stateful_step_count=30,
             deadline=None,
             derandomize=True,
@@ -426,7 +426,10 @@ def test_no_order_of_events_loses_or_doubles_a_cent(pytestconfig: pytest.Config)
 
 @pytest.mark.django_db
 def test_a_job_that_ends_by_a_platform_fault_is_charged_for_an_earlier_attempt(customer: Customer) -> None:
-    """The rules of `tests.books` allow this, which only looks like a fault."""
+    """The rules of `tests.books` allow this, which only looks like a fault.
+
+    The code ends the first attempt after 100 s. The retry is lost with its node each time, until no attempt is left.
+    """
     began = time.time() - 1000
     attempt = customer.started(at=began, retries=1, retry_backoff_seconds=0)
     customer.end(attempt, Outcome.CODE_FAILED, at=began + 100)
@@ -437,5 +440,5 @@ def test_a_job_that_ends_by_a_platform_fault_is_charged_for_an_earlier_attempt(c
         customer.backend.start(attempt.run_name, at=began + 200)
         job = customer.end(attempt, Outcome.NODE_LOST, at=began + 300)
     assert job.reason == "node_lost"
-    assert job.order.hold.metered_minor > 0
+    assert job.order.hold.metered_minor > 0  # the charge, once a hold is settled
     assert broken(BROKEN_BOOKS | BROKEN_ORDERS) == {}

@@ -18,6 +18,7 @@ from django.utils.translation.template import templatize
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "locale" / "zh_Hans" / "LC_MESSAGES"
 ENGLISH = ROOT / "locale" / "en" / "LC_MESSAGES"
+"""Our wording of sentences of allauth, which has titles in title case."""
 TITLE_CASE = re.compile(r"^[A-Z][a-z-]+( [A-Z][a-z]+)+[?:]?$")
 ALLAUTH_PAGES = (
     "account_inactive.html", "base_reauthenticate.html", "email.html", "email_confirm.html", "logout.html",
@@ -138,4 +139,5 @@ def test_our_english_of_allauth_is_in_sentence_case_and_compiled():
     for name in ALLAUTH_PAGES:
         template = Path(allauth.__file__).parent / "templates" / "account" / name
         shown = {sentence for _line, (_context, sentence) in extracted(python_of(template))}
+        # Each title of the page must have a wording of ours.
         assert {sentence for sentence in shown if TITLE_CASE.search(sentence)} <= set(english), name

@@ -128,7 +128,7 @@ def quote(
         user=membership.user,
         purchase=pricing.Purchase("metered", pricing.Mode.METERED, prices.first().node_spec.name, nodes, epochs),
         payload={},
-        estimate=pricing.Estimate(seconds / 2, seconds * 0.75, "reference"),
+        estimate=pricing.Estimate(seconds / 2, seconds * 0.75, "reference"),  # p50 and p90 below the limit
         headroom=Decimal(2),
         max_deadline_seconds=7 * 24 * 3600,
         max_seconds=seconds,

@@ -31,7 +31,7 @@ class Customer:
         self.backend = backend
         self.membership: Membership = MembershipFactory(role=Role.OWNER)
         self.organization = self.membership.organization
-        # The first workspace as activation would create it, which takes 48 queries.
+        # The first workspace, a folder with a README, as activation would create it, which takes 48 queries.
         self.workspace: Workspace = WorkspaceFactory(
             organization=self.organization, name=catalog.FIRST_WORKSPACE, created_by=self.membership.user,
             size_bytes=len(catalog.README.encode()), entry_count=2,

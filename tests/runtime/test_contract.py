@@ -207,10 +207,10 @@ def test_every_rank_sees_the_variables_of_the_contract(harness, case):
         assert found_by(harness, rank) == found
 
         reported = without_ports(harness.backend.environment(spec, rank))
-        besides = {name: value for name, value in without_ports(environment).items() if name not in BASE}
+        received = {name: value for name, value in without_ports(environment).items() if name not in BASE}
         if case.controller is Controller.MPI:
-            besides = {name: value for name, value in besides.items() if name in reported or not OF_MPI.match(name)}
-        assert besides == reported, "the backend reports exactly what a rank sees"
+            received = {name: value for name, value in received.items() if name in reported or not OF_MPI.match(name)}
+        assert received == reported, "the backend reports exactly what a rank sees"
         assert expected.keys() <= reported.keys()
 
     for name in PORTS:

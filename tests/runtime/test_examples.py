@@ -57,7 +57,7 @@ def torch_harness(harness, digits):
     """
     use_image(harness, "pytorch")
     harness.patience = RUN_SECONDS
-    hostile.warm(harness)
+    hostile.warm(harness)  # every run from here on starts its ranks so
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, harness.workspace)
     shutil.unpack_archive(digits, harness.dataset)
@@ -132,7 +132,7 @@ def test_mnist_ddp_learns(torch_harness):
 
 
 @pytest.mark.slow
-def test_stopped_ddp_and_local_sgd_resume_within_an_epoch_and_are_equal_in_their_first(torch_harness):
+def test_ddp_and_local_sgd_resume_within_an_epoch_and_agree_in_their_first_epoch(torch_harness):
     shape = {"nodes": 2, "workers_per_node": 2, "batch_size": 4, "lr": "0.005"}
     _log, resumed = stop_and_resume(torch_harness, "mnist_ddp.py", "job-1", 2, **shape)
     # A training without an interruption gives exactly the same values.

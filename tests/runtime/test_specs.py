@@ -47,6 +47,7 @@ def test_run_names_are_dns_labels_of_at_most_52_characters(name, good):
     assert bool(NAME_PATTERN.match(name)) is good
 
 
+# Resources are CPUs, MiB of memory, GPUs and the type of these.
 HALF_FREE = NodeCapacity("half-free", total=Resources(2, 4096), free=Resources(1, 4096))
 WITH_GPUS = NodeCapacity("gpus", total=Resources(16, 65536, 4, "H200"), free=Resources(16, 65536, 3, "H200"))
 FOR_GPUS_ONLY = dataclasses.replace(WITH_GPUS, gpus_only=True)
@@ -65,6 +66,7 @@ FOR_GPUS_ONLY = dataclasses.replace(WITH_GPUS, gpus_only=True)
     ],
 )
 def test_how_many_nodes_fit_on_a_machine(machine, required, ever, now):
+    """`ever` nodes fit if the machine is empty, `now` beside what it runs."""
     capacity = Capacity((machine,))
     assert (capacity.nodes_ever(required), capacity.nodes_now(required)) == (ever, now)
     elastic = Capacity((machine,), elastic=True)
@@ -76,6 +78,7 @@ def test_a_machine_counts_for_the_node_types_it_accepts():
     reserved = NodeCapacity("reserved", total, total, closed_to=frozenset({"", "small"}))
     free = NodeCapacity("free", total, total, closed_to=frozenset({"large"}))
     capacity = Capacity((reserved, free), placed_kinds=frozenset({"small", "large", "any"}))
+    # No machine names "unnamed", which is not in `placed_kinds`: it counts as "", all other node kinds.
     result = {kind: capacity.nodes_ever(Resources(4, 1024), kind) for kind in ("small", "large", "any", "unnamed", "")}
     assert result == {"small": 2, "large": 2, "any": 4, "unnamed": 2, "": 2}
     assert capacity.nodes_now(Resources(8, 1024), "large") == 1

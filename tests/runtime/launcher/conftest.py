@@ -4,7 +4,7 @@ import pytest
 
 
 class Clock:
-    """A fake of a monotonic clock."""
+    """A fake of a monotonic clock. A test moves it by changing `now`."""
 
     def __init__(self):
         self.now = 1000.0

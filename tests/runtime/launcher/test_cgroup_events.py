@@ -17,6 +17,7 @@ def test_kills_and_refusals_are_read_from_cgroups(tmp_path, version):
         cgroup_events.process_limit(root),
     )
     assert read() == (0, 0, None)
+    # Beside each counter are fields with similar names, which must not be read.
     events = memory / ("memory.oom_control" if version == 1 else "memory.events")
     events.write_text("oom 7\noom_kill 3\noom_group_kill 1\n")
     (pids / "pids.events").write_text("max 5\nmax.imposed 7\n")
@@ -47,7 +48,7 @@ UNLIMITED = {**V1, "memory/memory.limit_in_bytes": "9223372036854771712\n", "cpu
     ("files", "used"), [(V1, (200000, 2.5)), (V2, (200000, 2.5)), (UNLIMITED, (None, None)), ({}, (None, None))]
 )
 def test_usage_is_read_from_cgroups_v1_and_v2(tmp_path, files, used):
-    """`used` is memory without inactive files, and CPU seconds. A group without limits is not the container's own."""
+    """`used` is memory without inactive files, and CPU seconds. With v1, a group without limits is the machine's."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -23,7 +23,7 @@ def test_folders_are_measured_without_following_links(tmp_path):
         file.truncate(1 << 40)
     os.utime(inside / "sparse", (1, 1))  # older than `file`
     result = disk.measure([inside], 10)
-    assert 100 << 10 <= result.bytes < 200 << 10
+    assert 100 << 10 <= result.bytes < 200 << 10, "the file, and a few KiB for each entry, but nothing outside"
     assert result.newest_mtime == (inside / "deep" / "file").stat().st_mtime
 
 
@@ -32,7 +32,7 @@ def test_a_measurement_continues_in_steps(tmp_path):
         (tmp_path / str(number)).touch()
     measurement = disk.FolderMeasurement([tmp_path])
     steps = 1
-    while not measurement.step(0):
+    while not measurement.step(0):  # it pauses as soon as it may, which is after every 128 entries
         steps += 1
         assert measurement.usage is None
     assert steps > 3
@@ -49,7 +49,7 @@ def test_folders_too_deep_to_measure_exceed_the_limit(tmp_path):
         descriptor = below
     os.close(descriptor)
     result = disk.measure([tmp_path], 10)
-    assert result.is_incomplete
+    assert result.is_incomplete, "for which `DiskLimit` ends the run, as if it had passed its limit"
     descriptors = Path("/proc/self/fd").iterdir()
     assert not [path for path in descriptors if os.path.realpath(path).startswith(str(tmp_path))], "all are closed"
 
@@ -62,6 +62,7 @@ def measure_without_privileges(code, folder):
 
 
 def test_files_in_folders_that_their_owner_has_closed_count(tmp_path):
+    """Each measured folder has a file of 1 MiB two levels below. It is closed itself, or its folder `-inner` is."""
     modes = {f"{mode:03o}{inner}": (mode, inner) for mode in (0o000, 0o300, 0o400, 0o600) for inner in ("", "-inner")}
     for name, (mode, inner) in modes.items():
         measured = tmp_path / name
@@ -74,7 +75,7 @@ for name in sorted(os.listdir(folder)):
     print(name, usage.bytes >> 20, usage.is_incomplete)
 """
     seen = measure_without_privileges(code, tmp_path).splitlines()
-    assert seen == [f"{name} 1 False" for name in sorted(modes)]
+    assert seen == [f"{name} 1 False" for name in sorted(modes)], "1 MiB each, and none is incomplete"
 
 
 def test_folders_that_are_closed_again_during_a_measurement_make_it_incomplete(tmp_path):
@@ -93,6 +94,7 @@ def test_open_unlinked_files_are_measured(tmp_path):
             os.posix_fallocate(each.fileno(), 0, 1 << 20)
         (tmp_path / "file").unlink()
         second = os.dup(file.fileno())
+        # 0 is no regular file, and 999 is not open.
         paths = [f"/proc/self/fd/{number}" for number in (file.fileno(), second, other.fileno(), 0, 999)]
         result = disk.DeletedFileMeasurement(iter(paths), [tmp_path])
         elsewhere = disk.DeletedFileMeasurement(iter(paths), [Path("/proc")])
@@ -105,7 +107,11 @@ def test_open_unlinked_files_are_measured(tmp_path):
 
 @pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["by the run", "before the run"])
 def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, available_mib, is_filled):
-    """The free space is less a reserve, so it is negative if the disk was full before the run."""
+    """The free space is less a reserve, so it is negative if the disk was full before the run.
+
+    The run writes 2 MiB. That is all of 2 MiB that were free, but little of its own limit of 1 GiB, which holds if
+    nothing was free.
+    """
     for name in ("run", "checkpoints", "nodes"):
         (tmp_path / name).mkdir()
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}

@@ -17,7 +17,7 @@ def test_a_name_is_resolved_repeatedly_and_each_new_address_reported(monkeypatch
     def sleep(seconds):
         pauses.append(seconds)
         if len(pauses) == len(answers):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # `watch_address` never returns
 
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
@@ -26,7 +26,8 @@ def test_a_name_is_resolved_repeatedly_and_each_new_address_reported(monkeypatch
     assert pauses[0] < pauses[-1], "later lookups are rarer"
 
 
-def test_a_name_has_its_ipv4_address_if_any(monkeypatch):
+def test_a_name_resolves_to_its_ipv4_address_if_it_has_one(monkeypatch):
+    # The second name is too long for DNS: getaddrinfo raises another error.
     assert [resolve(name) for name in ("no-such-name.invalid", "a" * 70 + ".invalid")] == [None, None]
     answers = [(socket.AF_INET6, 1, 6, "", ("fd00::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("10.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_arguments, **_options: list(answers))

@@ -15,6 +15,7 @@ def test_tensorflow_moves_to_other_ports_together():
     plan = ELASTIC._replace(
         framework="tensorflow", worker_ports=[1, 2, 3, 4, 5, 6], spare_ports=[11, 12, 13, 14, 15, 16]
     )
+    # Round 1 has the first set of spare ports, for two nodes of two processes each.
     assert round_plan(plan, Round(1, [0, 2])).worker_ports == [11, 12, 13, 14]
 
 
@@ -34,6 +35,7 @@ def test_an_elastic_run_can_lose_nodes_down_to_its_minimum_but_never_node_0(plan
 
 
 def test_only_horovod_over_gloo_reconnects():
+    """Its ranks live on in the next round, which is `soft`. If they fail to reconnect, a hard round restarts them."""
     assert not can_reconnect(ELASTIC)
     assert can_reconnect(ELASTIC._replace(framework="horovod"))
     assert not can_reconnect(ELASTIC._replace(framework="horovod", controller="mpi"))

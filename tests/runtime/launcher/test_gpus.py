@@ -28,6 +28,7 @@ class Library:
     def nvmlDeviceGetHandleByUUID(self, uuid, handle):  # noqa: N802 - NVML's name
         if uuid not in self.uuids:
             return NOT_SUPPORTED
+        # The handle of a GPU is 16 more than its index here.
         ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))[0] = 16 + self.uuids.index(uuid)
         return OK
 

@@ -36,6 +36,7 @@ HANG = 120.0
 
 
 def waiting(where="all_reduce"):
+    """Return the state of a rank that waits for the others; `where` stands for its stacks."""
     return RankState(where, WAITING, "train.py, line 3, train")
 
 
@@ -81,7 +82,8 @@ def test_each_sign_of_progress_is_recognized(activity, ends_stall):
 
 def test_a_blocked_disk_stops_counting_as_progress():
     tracker = ProgressTracker(0.0, HANG)
-    reports = [tracker.add_activity(float(second), IDLE._replace(is_blocked=True), 1.0) for second in range(1, 1000)]
+    blocked = IDLE._replace(is_blocked=True)
+    reports = [tracker.add_activity(float(second), blocked, interval=1.0) for second in range(1, 1000)]
     assert reports[int(4 * HANG) - 1].idle_seconds == 0.0, "storage may stall for four times as long as a hang takes"
     assert reports[-1].idle_seconds > HANG
 
@@ -91,19 +93,19 @@ def test_constant_cpu_use_is_background_activity():
     assert tracker.busy_share(7) == BUSY_SHARE
     for second in range(1, 20):
         share = 0.9 if second % 2 else 0.06  # 0.06 while it waits
-        tracker.add_activity(float(second), IDLE._replace(has_milestone=True, cpu_shares={7: share}), 1.0)
+        tracker.add_activity(float(second), IDLE._replace(has_milestone=True, cpu_shares={7: share}), interval=1.0)
     assert tracker.busy_share(7) == pytest.approx(2 * 0.06)
     for second in range(20, 60):
-        progress = tracker.add_activity(float(second), IDLE._replace(cpu_shares={7: 0.08}), 1.0)
+        progress = tracker.add_activity(float(second), IDLE._replace(cpu_shares={7: 0.08}), interval=1.0)
     assert progress.idle_seconds > 30, "less than twice the background activity is idle"
-    assert tracker.add_activity(60.0, IDLE._replace(cpu_shares={7: 0.2}), 1.0).idle_seconds == 0.0
+    assert tracker.add_activity(60.0, IDLE._replace(cpu_shares={7: 0.2}), interval=1.0).idle_seconds == 0.0
 
 
-# The hub's decision
+# The hub's decision. NodeProgress(10.0, 20.0, True): idle for 10 s, no sign but computing for 20 s, has begun.
 
 
 class Run:
-    """A run as the hub sees it, second by second."""
+    """A run as the hub sees it, second by second. Each node has one rank, whose state an inspection finds."""
 
     def __init__(self, states, hang=HANG):
         self.states = states
@@ -155,6 +157,7 @@ def test_a_run_with_long_idle_periods_may_be_idle_for_longer():
     for second in map(float, range(13)):
         assert run.find_hang(second, NodeProgress(second, second, True)) is None
     run.find_hang(13.0, NodeProgress(0.0, 0.0, True))
+    # It has recovered from 12 idle seconds, so four times as many are a hang.
     assert run.detector.allowed_idle_seconds == seconds_until_hang(run) == 4 * 12.0
 
 
@@ -162,7 +165,7 @@ def test_a_rank_that_is_parked_briefly_does_not_hang():
     run = Run([waiting(), working()])
     has_worked, inspections = False, 0
     for second in range(3000):
-        # A rank is parked if it has done nothing since the inspection before.
+        # It works for 10 s of every 100. It is parked if it has done nothing since the inspection before.
         has_worked = (has_worked and inspections == run.inspections) or second % 100 < 10
         inspections = run.inspections
         run.states = [waiting(), working()._replace(is_parked=not has_worked)]
@@ -180,6 +183,7 @@ def test_a_rank_that_is_parked_briefly_does_not_hang():
     ],
 )
 def test_a_rank_is_parked_if_its_threads_and_processes_do_nothing(first, others, processes, is_parked):
+    """Shares of a core. They stay below 0.02 (the first thread), 0.15 (another thread), 0.05 (another process)."""
     assert is_rank_parked(first, others, processes, BUSY_SHARE) is is_parked
 
 
@@ -239,7 +243,7 @@ def test_cpu_time_since_the_last_progress_is_summed_over_all_nodes():
         for node, own in trackers.items():
             # On node 1 the supervisor has counted more than the processes' shares, 0.45 s in each second.
             activity = idle_processes._replace(has_milestone=second <= 50, counted_cpu_seconds=0.45 if node else 0.0)
-            detector.add_progress(node, own.add_activity(float(second), activity, 1.0))
+            detector.add_progress(node, own.add_activity(float(second), activity, interval=1.0))
     assert detector.idle_seconds == 50.0, "ten processes of 0.04 of a core are idle"
     assert detector.cpu_seconds == pytest.approx(50 * (0.4 + 0.45), abs=1.0)
     assert all(detector._cpu_seconds_at_last_sign.values()), "both nodes used CPU time before, which does not count"

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time li
 
 @pytest.fixture
 def server(request):
+    """The store, as the hub's launcher serves it, on the address that a test chooses (default: IPv4)."""
     try:
         created = RendezvousServer(getattr(request, "param", "127.0.0.1"))
     except OSError:
@@ -44,7 +45,8 @@ def test_values_are_kept_until_they_are_deleted_or_a_round_begins(server, client
     assert ask(client, "DELETE", "/scope/key") == (200, b"")
     assert ask(client, "GET", "/scope/key") == (404, b"")
     ask(client, "PUT", "/global/0", b"an address")
-    # By host and local rank: the worker's rank and size among all, on its host, and among those of its local rank.
+    # A round begins. By host and local rank: the worker's rank and size among all, on its host, and among those of its
+    # local rank.
     server.assign({"a:0": "0,1,0,1,0,1"}, new_workers=True)
     assert ask(client, "GET", "/global/0") == (404, b"")
 
@@ -76,6 +78,7 @@ class Worker(threading.Thread):
 
 
 def test_workers_get_ranks_once_all_have_asked_except_those_of_a_lost_node(server):
+    # One worker on each of the hosts a, b and c; then b is lost.
     server.assign({"a:0": "0,3,0,1,0,3", "b:0": "1,3,0,1,1,3", "c:0": "2,3,0,1,2,3"}, new_workers=True)
     early = Worker(server, "a:0")
     early.asking.wait(10)
@@ -86,5 +89,5 @@ def test_workers_get_ranks_once_all_have_asked_except_those_of_a_lost_node(serve
     for worker in (early, late, lost):
         worker.join(10)
     assert (early.answer, late.answer) == (b"0,2,0,1,0,2", b"1,2,0,1,1,2")
-    assert lost.answer == b"-1,-1,-1,-1,-1,-1"
+    assert lost.answer == b"-1,-1,-1,-1,-1,-1", "it has no place in the run any more"
     assert server.have_all_met

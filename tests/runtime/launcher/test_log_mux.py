@@ -57,7 +57,7 @@ def test_a_slow_reader_of_stdout_slows_ranks_and_then_misses_output(listener, mo
     listener.flood()
     monkeypatch.undo()
     received = b""
-    for _ in range(100):
+    for _ in range(100):  # more than it takes to read everything
         received += listener.read()
         listener.log_mux.flush()
     assert received.count(LINE) < 4000, "of both floods"

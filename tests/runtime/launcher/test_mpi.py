@@ -1,4 +1,8 @@
-"""The variables and messages of MPI runs. Runs are in tests/runtime/backends/test_mpi.py."""
+"""The variables and messages of MPI runs. Runs are in tests/runtime/backends/test_mpi.py.
+
+A stub is what mpirun starts in place of a rank or of ssh. It asks the launcher to start the rank, or a daemon of mpirun
+on another node, and gets as answer how that ended.
+"""
 
 from selectors import DefaultSelector
 from types import SimpleNamespace
@@ -8,7 +12,7 @@ from runtime.launcher.elastic import Round, round_plan
 from tests.runtime.launcher.test_topology import PLAN
 
 
-def test_open_mpi_uses_the_runs_interface_but_chooses_itself_on_loopback():
+def test_open_mpi_is_given_the_runs_interface_unless_that_is_loopback():
     """It refuses loopback between hosts."""
     plan = round_plan(PLAN._replace(controller="mpi"), Round(0, [0, 1]))
     environments = [mpi.mpirun_environment(plan._replace(interface=each), "") for each in ("eth1", "lo")]
@@ -48,6 +52,7 @@ def test_an_mpi_command_longer_than_a_message_is_refused():
 
 
 def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
+    """Its first rank runs, so the code may have used up the process limit."""
     created, _sent = mpi_of_node_1()
     created._give_up_at = float("inf")  # mpirun has any time to start the ranks
     started = []
@@ -64,7 +69,7 @@ def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
     for local_rank in (0, 1):
         rank = created._plan.rank(local_rank)
         created._start_rank(stub, {"OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank), "OMPI_COMM_WORLD_RANK": str(rank)})
-    cause = created.handle_timers(0.0)
+    cause = created.handle_timers(now=0.0)
     assert (started, answers) == ([0], [{"exit_code": 1, "signal": ""}])
     assert (cause["kind"], cause["code"]) == ("code_failed", "too_many_processes")
 

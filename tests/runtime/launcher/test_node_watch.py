@@ -29,6 +29,7 @@ class FakeRun:
     inspections: int = 0
 
     def read(self):
+        """Return what a node's watch reads: one process, its rank, with pid 7."""
         return Reading(self.now, {7: Process(7, 1, "S", 1, self.cpu, self.cpu, 0, 0)}, None, None)
 
 
@@ -66,6 +67,7 @@ class Node:
 
 @pytest.fixture
 def run(monkeypatch):
+    """A run whose two ranks wait for each other, at different places. The watches read it instead of this machine."""
     run = FakeRun(
         states={0: RankState("a", WAITING, "train.py, line 1, f"), 1: RankState("b", WAITING, "train.py, line 1, f")}
     )
@@ -97,7 +99,7 @@ def nodes(run):
 
 
 def pass_time(run, nodes, seconds, round_number=0):
-    """Tick both every half second, and return the cause as soon as there is one."""
+    """Tick both nodes every half second, and return the cause as soon as there is one."""
     for _ in range(2 * seconds):
         run.now += 0.5
         for node in nodes:
@@ -113,7 +115,7 @@ def test_a_hang_reports_the_cpu_time_since_the_last_progress(run, nodes):
     run.states[0] = RankState("a", NOT_WAITING, "train.py, line 9, sleep")
     nodes[0].watch.note_output()
     cause = None
-    for _second in range(2 * HANG_SECONDS + 10):
+    for _second in range(2 * HANG_SECONDS + 10):  # more than enough: the hang comes after HANG_SECONDS
         run.cpu += share
         cause = cause or pass_time(run, nodes, 1)
     assert cause["data"]["used_seconds"] == pytest.approx(share * cause["data"]["seconds"], abs=0.1)
@@ -123,7 +125,7 @@ def test_a_silent_node_does_not_delay_the_report_of_a_hang(run, nodes):
     hub, member = nodes
     pass_time(run, nodes, HANG_SECONDS - 6)
     member.is_cut_off = True
-    assert pass_time(run, nodes, 20) is not None
+    assert pass_time(run, nodes, 20) is not None, "6 s to the hang, then a few for the stacks of the silent node"
     assert hub.reports_of("stacks")
     assert not member.reports_of("stacks")
 

@@ -127,7 +127,7 @@ def node():
     """Node 1, with an event loop of its own."""
     selector = selectors.DefaultSelector()
     started = Peers(selector, node=1, nodes=3, token=TOKEN, address="10.0.0.2")
-    started.selector = selector
+    started.selector = selector  # for `wait_for_start`
     yield started
     for key in list(started.selector.get_map().values()):
         key.data.close()
@@ -153,6 +153,7 @@ def test_a_listener_that_is_not_the_hub_is_ignored_and_the_hub_is_searched_again
                 assert node.events(key.data) == []
     node.join(hub.address)
     assert wait_for_start(hub, node) == [(0, "start")]
+    # Node 1 has told the hub its own address, which replaces the one in the plan.
     assert hub.peers.addresses(["10.0.0.1", "stale", "10.0.0.3"]) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     node.join(("127.0.0.1", 1))
     assert wait_for_start(hub, node) == [(0, "start")], "a node that has met the hub stays connected"

@@ -17,7 +17,7 @@ from runtime.launcher.record import Record
 from tests.console.processes import wait_for
 
 POD_PLAN = {"start_seconds": 30, "deadline_seconds": 100, "grace_seconds": 10, "memory_bytes": 1 << 30}
-KILLED = Exit(7, None, "SIGKILL")
+KILLED = Exit(7, None, "SIGKILL")  # pid, exit code and signal
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def counters(monkeypatch):
 
 @pytest.fixture
 def record(tmp_path):
+    """The record of node 1. A `started_at` in its data, whatever its value, means that customer code has started."""
     return Record(tmp_path, None, node=1, address="10.0.0.1")
 
 
@@ -90,7 +91,7 @@ def test_a_pod_that_was_stopped_as_a_whole_restarts_its_timers(clock, record):
 
 def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
     limits = PodLimits(POD_PLAN, record)
-    limits.note_running({})
+    limits.note_running({})  # which ranks run does not matter in a pod
     # SIGTERM 10 s before the deadline at 1100, SIGKILL a moment before it.
     assert (limits.term_at, limits.kill_at) == (1090.0, 1099.75)
     record.data["started_at"] = 1.0

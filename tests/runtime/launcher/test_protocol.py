@@ -45,6 +45,7 @@ def test_the_first_cause_is_found_despite_echoes_and_inexact_times(causes, first
 
 @pytest.fixture
 def ends():
+    """The other end of a connection, and a Link at ours."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, theirs:

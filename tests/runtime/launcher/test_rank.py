@@ -44,6 +44,7 @@ def run(folder, source):
             ["ValueError", "KeyError: b", None, "1", ""],
         ),
         ("class Bad(Exception):\n  def __str__(self): raise OSError\nraise Bad", ["Bad", "", "train.py", "3", ""]),
+        # A report has at most 400 bytes of the text, and "é" takes two.
         ("raise RuntimeError('é' * 100_000)", ["RuntimeError", "é" * 200, "train.py", "1", ""]),
         ("import sys; sys.exit(7)", ["SystemExit", "7", "train.py", "1", ""]),
         ("raise SystemExit('no data')", ["SystemExit", "1", "train.py", "1", ""]),
@@ -65,6 +66,7 @@ def test_the_wrapper_reports_the_chain_of_exceptions(tmp_path):
         "except OSError as error: raise RuntimeError('step 5') from error\n"
     )
     reported, log, _code = run(tmp_path, source)
+    # After `raised` and the exception's five fields come type and text of each exception in its chain, itself first.
     assert reported[1 + 5 :] == ["RuntimeError", "step 5", "ConnectionResetError", "[Errno 104] reset"]
     assert "rank.py" not in log
 

@@ -39,9 +39,9 @@ def test_the_last_lines_leave_out_the_markers_of_a_traceback(open_log):
 def test_output_that_the_code_reads_itself_is_not_awaited(open_log, monkeypatch):
     """Code can empty its own output pipe between two reads of the launcher."""
     log, writing = open_log(10)
-    os.write(writing, b"x" * 20)
+    os.write(writing, b"x" * 20)  # beyond the limit, so later output is discarded
     log.pump()
-    monkeypatch.setattr(log, "_bytes_waiting", lambda: 1 << 20)
+    monkeypatch.setattr(log, "_bytes_waiting", lambda: 1 << 20)  # far more than the pipe then has
     os.write(writing, b"x" * 5000)
     log.pump()
     assert log.is_open, "the writing end is still open"
@@ -126,6 +126,6 @@ def test_damaged_times_are_read_within_bounds(tmp_path, content):
     for size in (len(content), 1 << 43):
         os.truncate(path, size)  # a sparse file of terabytes holds zeros
         found = read_times(path, 3, 1 << 20)
-        assert len(found) <= 16384
+        assert len(found) <= 16384  # the most that are read for one chunk
         assert found == sorted(found)
         assert all(0 < time < 1 << 32 for _offset, time in found)

@@ -28,6 +28,8 @@ def test_progress_and_checkpoints_are_written_with_the_next_heartbeat(record):
     record.heartbeat()
     assert (written(record)["progress_at"], written(record)["checkpoint_at"]) == (100.0, 50.0)
     record.note_progress(90.0)
+    record.heartbeat()
+    assert written(record)["progress_at"] == 100.0, "an earlier sign changes nothing"
     record.note_progress(time.time() + 1000)
     record.heartbeat()
     reported = written(record)["progress_at"]
@@ -40,7 +42,7 @@ def test_samples_are_lines_and_have_a_limit(record, monkeypatch):
     record.add_sample({"type": "sample", "cpu": 1})
     assert path.read_text() == '{"cpu": 1}\n'
     monkeypatch.setattr(module, "SAMPLES_LIMIT_BYTES", 100)
-    small = Record(record.folder, record.folder / "changes", node=2, address="")
+    limited = Record(record.folder, record.folder / "changes", node=2, address="")
     for _ in range(100):
-        small.add_sample({"cpu": 1})
+        limited.add_sample({"cpu": 1})
     assert (record.folder / "nodes" / "2.samples.jsonl").stat().st_size <= 100

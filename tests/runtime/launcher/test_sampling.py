@@ -35,6 +35,7 @@ def write_process(proc, pid, *, name="python", ticks=100):
     fields = f"S 1 1 1 0 -1 0 0 0 0 0 {ticks} 10 5 5 20 0 1 0 77"
     (folder / "stat").write_text(f"{pid} ({name}) {fields} 0 0\n")
     (folder / "io").write_text("rchar: 1\nwchar: 2\nread_bytes: 4096\nwrite_bytes: 8192\ncancelled_write_bytes: 0\n")
+    # Nanoseconds of running and of waiting for a core.
     (folder / "schedstat").write_text("1500000000 500000000 7\n")
 
 
@@ -45,6 +46,7 @@ def test_a_process_is_read_whatever_its_name(tmp_path):
 
 def test_processes_belong_to_the_rank_they_descend_from():
     # 6 descends from no rank. 7 and 8 seem to be each other's parent: one pid was reused while they were read.
+    # Rank 2's process, 99, has ended.
     processes = {pid: process(pid, parent) for pid, parent in [(2, 1), (3, 1), (4, 2), (5, 4), (6, 1), (7, 8), (8, 7)]}
     assert group_by_rank(processes, {2: 0, 3: 1, 99: 2}) == {0: [2, 4, 5], 1: [3], 2: []}
 
@@ -71,7 +73,7 @@ def test_a_sample_covers_the_time_since_the_previous_one():
         process(3, 2, cpu_seconds=6.0),
         network=NetworkBytes(10, 20),
     )
-    # Process 2 is rank 5.
+    # Process 2 is rank 5. Its counts: calls of `step()`, steps with a duration, their seconds, and for communication.
     assert sampler.sample(before, {2: 5}, {5: Counts(1, 0, 0.0, None)}) is None
     sample = sampler.sample(after, {2: 5}, {5: Counts(9, 8, 1.6, 0.4)})
     assert (sample["seconds"], sample["cpu"], sample["processes"]) == (2.0, 1.5, 2)
@@ -93,8 +95,8 @@ def test_starting_and_ending_processes_do_not_distort_samples():
     sample = sampler.sample(
         reading(11.0, process(2, cpu_seconds=60.0, read_bytes=1500), process(4, 2, cpu_seconds=0.5)), {2: 0}, {}
     )
-    assert sample["cpu"] == 1.5
-    assert sample["disk_read"] == 100
+    assert sample["cpu"] == 1.5, "60 - (9 + 50), and 0.5 of process 4"
+    assert sample["disk_read"] == 100, "1500 - (900 + 500)"
     assert sample["net_rx"] is None
     sample = sampler.sample(reading(12.0), {}, {})
     assert (sample["cpu"], sample["disk_read"], sample["ranks"]) == (0.0, 0, []), "all processes have ended"
@@ -141,7 +143,7 @@ def test_a_tmp_on_disk_does_not_count_as_memory(tmp_path):
     (tmp_path / "self").mkdir()
     mounts = tmp_path / "self" / "mounts"
     mounts.write_text("overlay / overlay rw 0 0\n/dev/sda1 /tmp ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n")
-    state = os.statvfs("/dev/shm")
+    state = os.statvfs("/dev/shm")  # its size is this machine's: only the kinds of the file systems are fake
     used = (state.f_blocks - state.f_bfree) * state.f_frsize
     assert sampling.files_in_memory(str(tmp_path)) == pytest.approx(used, abs=1 << 26)
     mounts.write_text("overlay / overlay rw 0 0\n/dev/sda1 /tmp ext4 rw 0 0\n")

@@ -51,7 +51,8 @@ def test_of_several_optimizers_one_counts(counts_fd, recorder, clock):
         clock.now += 1.0
         recorder.note_step(critic)
     assert read_counts(counts_fd).steps == 9, "the first step has no known beginning"
-    # The first optimizer is no longer used, so the other one counts: from its third step in a row, the second one here.
+    # The first optimizer is no longer used, so the other one counts, from its third step in a row on. The first of the
+    # three was the last step above, so 9 of these 10 count.
     for _ in range(10):
         clock.now += 1.0
         recorder.note_step(critic)
@@ -65,7 +66,7 @@ def test_waiting_counts_from_the_first_step_on_and_once_if_calls_are_nested(coun
 
     collective = recorder.with_timing(wait)
     outer = recorder.with_timing(lambda: collective(1.0))
-    assert collective(50.0) == "done"
+    assert collective(50.0) == "done"  # before the first step, so it does not count
     optimizer = object()
     recorder.note_step(optimizer)
     for _ in range(2):

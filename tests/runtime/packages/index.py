@@ -40,6 +40,7 @@ USES_ALPHA = """
     except OSError as error:
         print(error.strerror)
 """
+"""A script that uses all that `Index.add_alpha` publishes, also from a child process, and tries to change it."""
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.rerun_if_late("its installations are real runs, with ti
 
 @pytest.fixture
 def index(tmp_path):
+    """An empty package index, to which each test adds its packages."""
     return Index(tmp_path / "index")
 
 
@@ -168,7 +169,7 @@ def test_an_installation_whose_process_was_killed_starts_over(layer, index, requ
     assert processes_below(layer.folder) == []
 
 
-def test_a_key_depends_on_image_versions_and_requirements(tmp_path):
+def test_a_layers_key_depends_on_the_image_its_packages_and_the_requirements(tmp_path):
     def make(name, *packages):
         for package in packages:
             (tmp_path / name / "lib" / "python3.11" / "site-packages" / f"{package}.dist-info").mkdir(parents=True)
