@@ -56,6 +56,7 @@ def run_command(*arguments):
 
 @pytest.fixture
 def west(settings):
+    """The configuration of a cluster of Kubernetes, which the settings name beside a local one."""
     config = ClusterConfig.from_data("west", {"volume": {"claim": "runs", "root": "/srv"}, "namespace": "runs"})
     settings.TRAINYARD_CLUSTERS = {"here": None, "west": config}
     return config

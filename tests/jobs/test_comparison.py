@@ -97,6 +97,7 @@ def machines(*free):
 
 
 def load(nodes, seconds, cpus=1):
+    """Return a run on nodes of so many cores, which ends after at most these seconds."""
     return Load(Resources(cpus, 1024 * cpus), kind="", nodes=nodes, seconds=seconds)
 
 

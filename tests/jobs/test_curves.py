@@ -22,6 +22,7 @@ def reloaded(job):
 
 
 def metrics_file(customer, attempt, records):
+    """Let the run append records to its metrics file, and read them."""
     folder = customer.backend.run_folder(attempt.run_name) / "run"
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
@@ -75,7 +76,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_peaks_and_its_end():
     values = [float(place % 100) for place in range(10_001)]
     values[4321], values[8765] = -1.0, 1000.0
     places = thinned_indexes(values, 100)
-    assert len(places) <= 101
+    assert len(places) <= 101  # the limit and the end
     assert {4321, 8765, 10_000} <= set(places)
     assert places == sorted(places)
     assert thinned_indexes(values[:100], 100) == list(range(100))

@@ -93,7 +93,7 @@ def test_pages_do_not_lose_jobs_of_the_same_moment(customer, jobs, monkeypatch):
     assert seen == jobs[::-1] == list(job_search.export(customer.organization, JobSearch()))
 
 
-def test_names_are_compared_in_a_limited_number_of_jobs_that_is_found_once(
+def test_names_are_compared_in_a_limited_number_of_jobs_and_counts_stop_at_a_limit(
     customer, jobs, monkeypatch, django_assert_num_queries
 ):
     monkeypatch.setattr(job_search, "WINDOW", 2)  # the first job after the window is compared too

@@ -64,7 +64,7 @@ def test_several_processes_announce_it_once_and_one_that_is_killed_does_not_prev
     assert step > 1
     assert sum(together(*[lambda: notebook_endings.announce(at)] * 3)) == 0
     assert Notification.objects.filter(kind="notebook.ending").count() == 1
-    Notification.objects.filter(kind="notebook.ending").delete()
+    Notification.objects.filter(kind="notebook.ending").delete()  # as if nobody had announced it
     assert sum(together(*[lambda: notebook_endings.announce(at)] * 3)) == 1
 
 

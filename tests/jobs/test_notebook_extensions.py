@@ -151,7 +151,7 @@ def test_the_next_attempt_of_an_extended_notebook_has_its_time_and_gets_more(cus
 
 def test_an_extension_needs_money_and_storage_and_fits_into_a_week(customer, notebook, monkeypatch):
     with pytest.raises(InvalidInput) as refused:
-        offer(customer, notebook, 7 * 24 * HOUR - HOUR)
+        offer(customer, notebook, 7 * 24 * HOUR - HOUR)  # an hour too much: the notebook has two already
     assert "168" in str(refused.value.fields["added_seconds"])
     quote, wallet = offer(customer, notebook), customer.wallet
     type(wallet).objects.filter(pk=wallet.pk).update(posted_minor=wallet.held_minor)  # no more than the notebook holds

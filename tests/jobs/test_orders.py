@@ -65,7 +65,7 @@ def test_a_fixed_price_buys_no_week_of_node_time(customer):
     """One epoch at a fixed price, a week of it: all but the time it includes is paid by the hour."""
     week = {"product": "fixed", "node_spec": "medium", "nodes": 1, "epochs": 1, "max_seconds": 604_800}
     quote = customer.quote(**week)
-    assert quote.terms["included_seconds"] == 60
+    assert quote.terms["included_seconds"] == 60  # the epoch's 20 s by the reference, with the factors 1.5 and 2
     # 300 cents an hour for the week less its included minute, and 2 cents for the epoch.
     assert quote.ceiling_minor == round(604_740 * 300 / 3600) + 2
     for seconds in (300, 1500, 9000):  # however slow the epoch is, its time is charged

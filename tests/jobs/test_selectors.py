@@ -21,7 +21,7 @@ def test_the_place_in_the_queue_counts_everybody_who_waits_before(customer, othe
     ahead = {job.pk: job.ahead for job in queued}
     assert [ahead[job.pk] for job in jobs] == [2, 3, 0, 1]
     customer.end(customer.started(nodes=1), Outcome.COMPLETED)
-    assert selectors.jobs_for(customer.organization).first().ahead == 0
+    assert selectors.jobs_for(customer.organization).first().ahead == 0  # the newest job, which has ended
 
 
 def test_the_time_left_is_estimated_and_never_past_the_deadline(customer, monkeypatch):
