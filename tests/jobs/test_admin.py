@@ -1,5 +1,6 @@
 """The pages of jobs, orders, sweeps and products in `/admin/`."""
 
+import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -98,7 +99,8 @@ def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_n
     assert "already ended" in admin.post(stop, {"why": "It still does."}).content.decode()
 
 
-def test_an_administrator_changes_products_but_not_their_names(admin, customer):
+@pytest.mark.usefixtures("customer")  # which creates the catalogue
+def test_an_administrator_changes_products_but_not_their_names(admin):
     product = Product.objects.get(name="metered")
     page = reverse("admin:jobs_product_change", args=[product.pk])
     form = {

@@ -43,7 +43,8 @@ def test_the_spec_has_what_was_bought(customer, backend):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, sent_tasks, monkeypatch):
+@pytest.mark.usefixtures("sent_tasks")
+def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, monkeypatch):
     monkeypatch.setattr(backend, "parallel_submissions", 4)  # `test_checkpoints` has the same for one at a time
     job = customer.job()
     backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")

@@ -26,7 +26,7 @@ OTHER_BATCH = runs(200, has_same_data=True, has_same_batch=False)
 OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
 ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
 # Earlier runs, nodes and epochs of the next run, and its p50 and p90. Factors above 1 are margins (`*_SPREAD`), and
-# twice the nodes are assumed to be 2 ** 0.8 times as fast.
+# twice the nodes are assumed to be 2 ** 0.8 times as fast. In nine of ten runs, 100, 200 or 300 s become at most 280 s.
 LEARNED = {
     "the median time of an epoch counts": (runs(100, 200, 300), 2, 20, 400, 560),
     "one run leaves a margin": (runs(100), 2, 10, 100, 120),

@@ -23,16 +23,19 @@ HOUR = 3600
 
 
 def offer(customer, attempt, seconds=HOUR) -> Quote:
+    """Return a quote for this much more time."""
     job = notebooks.notebook_for(customer.organization, attempt.job_id)
     return notebooks.quote_extension(membership=customer.membership, job=job, data={"added_seconds": seconds})
 
 
 def buy(customer, quote, key="") -> Job:
+    """Buy the extension, and return the notebook's job."""
     quote = Quote.objects.get(pk=quote.pk)
     return notebooks.place_notebook(membership=customer.membership, quote=quote, idempotency_key=key).job
 
 
 def run_deadline(customer, attempt) -> int:
+    """Return the deadline that the cluster has, after a reconciliation that may tell it a later one."""
     reconciliation.reconcile_job(job_pk=attempt.job_id)
     return customer.backend.runs[attempt.run_name].spec.deadline_seconds
 

@@ -133,7 +133,7 @@ def test_a_rerun_buys_the_same_with_changes_once(customer):
     job = customer.job(lr="0.5")
     order = rerun(customer, job, "k", epochs=3)
     assert (order.job.lr, order.job.epochs, order.job.rerun_of) == ("0.5", 3, job)
-    assert order.job.code_key == job.code_key
+    assert order.job.code_key == job.code_key  # so that estimates count both as runs of the same code
     assert rerun(customer, job, "k", epochs=3) == order
     with pytest.raises(IdempotencyConflict):
         rerun(customer, customer.job(), "k")

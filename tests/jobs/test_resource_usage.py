@@ -138,7 +138,7 @@ def test_efficiency_is_relative_to_a_one_node_run_of_the_same_code(customer):
     efficiency = resource_usage.usage_of(completed(customer, seconds=500, nodes=4)).efficiency  # 1000 / (4 * 500)
     assert efficiency == resource_usage.Efficiency(pytest.approx(0.5), 4, alone.pk, "epochs")
     assert "epochs per second" in efficiency_sentence(efficiency)
-    # Steps are more accurate than whole runs, whose start-up counts too: 1.0 / 1.25.
+    # If both runs have samples, their steps are compared: 1.0 / 1.25.
     alone = completed(customer, seconds=1000, nodes=1, step_seconds=1.0)
     data = selectors.resource_usage_data(completed(customer, seconds=500, nodes=4, step_seconds=1.25))
     assert data["efficiency"] == {"value": pytest.approx(0.8), "nodes": 4, "job": alone.pk, "by": "steps"}
