@@ -144,7 +144,7 @@ def test_runs_of_one_organization_are_compared(customer, backend, client):
 
 
 def ran(customer, seconds, values, **changes):
-    """A completed run with an accuracy every ten seconds."""
+    """A run that completed after `seconds`, with these accuracies, one every ten seconds."""
     began = time.time() - 2000
     attempt = customer.started(at=began, **changes)
     records = [{"accuracy": value, "time": began + 10 * (place + 1)} for place, value in enumerate(values)]

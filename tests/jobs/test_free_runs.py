@@ -57,6 +57,7 @@ def report(customer, attempt, rank, **changes):
 
 
 def items(job):
+    """Return the items of the check's list by name."""
     return {item.name: item for item in checks.checklist(job)}
 
 

@@ -87,7 +87,7 @@ def test_a_search_finds_a_text_that_two_pieces_share_and_takes_no_patterns(custo
     monkeypatch.setattr(selectors, "SEARCH_STEP_BYTES", 64)
     attempt = customer.started()
     backend.write(attempt.run_name, "ü" * 30 + "needle" + "x" * 300 + "\nTraceback (most recent call last):\n")
-    assert selectors.search_log(attempt.job, 0, "NEEDLE").offset == 60  # "ü" has two bytes
+    assert selectors.search_log(attempt.job, rank=0, query="NEEDLE").offset == 60  # "ü" has two bytes
     assert selectors.search_log(attempt.job, 0, "").offset == 367  # the line of the traceback
     assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)  # at the end
     with pytest.raises(NotFound):

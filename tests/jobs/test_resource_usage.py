@@ -42,7 +42,7 @@ def test_usage_is_shown_by_node_and_rank_of_the_attempt(customer, backend):
     assert (first["series"]["cpu"], first["series"]["gpu"]) == (list(range(20)), [50.0] * 20)
     assert "net_rx" not in first["series"]
     assert "gpu" not in second["series"]
-    # 20 samples of 10 steps each, which took 1.0 s, 0.2 s of it for communication.
+    # 20 samples of 10 steps each, which took 1.0 s, 0.2 s of it to wait for the other rank.
     assert data["ranks"][1] == {
         "rank": 1, "node": 1, "cpu": 0.9, "memory": 1001.0, "steps": 200, "seconds_per_step": pytest.approx(0.1),
         "comm_share": pytest.approx(0.2), "is_slow": False,
@@ -115,10 +115,10 @@ def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
 
 def test_only_recent_steps_count_for_slowness():
     def use(number, seconds):
-        return resource_usage.RankUse(number, 0, recent_steps=10, recent_compute_seconds=seconds)
+        return resource_usage.RankUse(rank=number, node=0, recent_steps=10, recent_compute_seconds=seconds)
 
-    unknown = resource_usage.RankUse(2, 1, steps=10, step_seconds=9.0)  # without recent steps
-    slow = resource_usage.Straggler(1, 0, pytest.approx(1.31))  # from 1.3 times the time of the others
+    unknown = resource_usage.RankUse(rank=2, node=1, steps=10, step_seconds=9.0)  # without recent steps
+    slow = resource_usage.Straggler(rank=1, node=0, ratio=pytest.approx(1.31))  # from 1.3 times the time of the others
     assert resource_usage.stragglers([use(0, 1.0), use(1, 1.31), unknown]) == [slow]
     assert resource_usage.stragglers([use(0, 1.0), use(1, 1.29)]) == resource_usage.stragglers([use(1, 1.31)]) == []
 

@@ -124,6 +124,8 @@ def test_files_folders_and_depth_are_bounded_and_names_may_be_anything(tmp_path)
     wide = tmp_path / "wide"
     for number in range(event_files.MAX_FOLDERS + 50):
         (wide / str(number)).mkdir(parents=True)
+    last = max(wide.iterdir())  # folders are visited in the order of their names
+    (last / "x.tfevents").write_bytes(frame(scalar("wide", 1, 1).SerializeToString()))
     assert read(deep) == read(wide) == []
 
 
