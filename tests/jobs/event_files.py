@@ -12,6 +12,7 @@ def scalar(tag, step, value):
 
 
 def write(folder, *events):
+    """Write the events into a new event file in the folder."""
     writer = EventFileWriter(str(folder))
     for event in events:
         writer.add_event(event)

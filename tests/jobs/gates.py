@@ -16,6 +16,7 @@ class Gate:
         self._passes = 0
 
     def hold(self, name):
+        """Note the name, and wait until the test lets this thread go."""
         with self.changed:
             self.entered.append(name)
             self.inside += 1
@@ -34,6 +35,7 @@ class Gate:
         self.until(lambda: len(self.entered) == count)
 
     def release(self, count=1):
+        """Let this many threads go, including those that enter later."""
         with self.changed:
             self._passes += count
             self.changed.notify_all()

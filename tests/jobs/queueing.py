@@ -11,6 +11,7 @@ def states(*jobs):
 
 
 def waiting(customer, job):
+    """Return the sentence that tells the customer what the job waits for."""
     return selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
 
 

@@ -1,5 +1,6 @@
 """The pages of jobs, orders, sweeps and products in `/admin/`."""
 
+import pytest
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -98,7 +99,8 @@ def test_an_operator_reads_and_stops_a_sweep(admin, sweeper, django_assert_max_n
     assert "already ended" in admin.post(stop, {"why": "It still does."}).content.decode()
 
 
-def test_an_administrator_changes_products_but_not_their_names(admin, customer):
+@pytest.mark.usefixtures("customer")  # which creates the catalogue
+def test_an_administrator_changes_products_but_not_their_names(admin):
     product = Product.objects.get(name="metered")
     page = reverse("admin:jobs_product_change", args=[product.pk])
     form = {
@@ -110,6 +112,7 @@ def test_an_administrator_changes_products_but_not_their_names(admin, customer):
     product.refresh_from_db()
     assert (product.title, product.max_nodes) == ("Training by the second", 2)
     assert (product.name, product.mode) == ("metered", "metered")
+    # Below 1 the ceiling would be lower than the estimate, so the form is shown again.
     assert admin.post(page, form | {"headroom": "0.5"}).status_code == 200
     assert admin.post(reverse("admin:jobs_product_delete", args=[product.pk]), {"post": "yes"}).status_code == 403
     assert admin.get(reverse("admin:jobs_product_changelist")).status_code == 200
@@ -124,4 +127,4 @@ def test_lists_of_large_tables_count_no_rows_and_need_no_query_for_each_row(admi
         with CaptureQueriesContext(connection) as captured:
             assert admin.get(reverse(f"admin:{name}_changelist")).status_code == 200
         assert not [query["sql"] for query in captured if f'COUNT(*) AS "__count" FROM "{name}"' in query["sql"]], name
-        assert name != "jobs_job" or len(captured) <= 9  # there are 9 jobs
+        assert name != "jobs_job" or len(captured) <= 9  # a query for each of the 9 jobs would be more

@@ -62,7 +62,8 @@ def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backen
     assert client.get(f"{path}logs/", {"rank": 0, "offset": 6}).json() == {
         "text": "5/10 loss 0.5\n", "offset": 6, "next_offset": 20, "size": 20, "eof": False,
     }  # fmt: skip
-    assert client.get(f"{path}metrics/").json() == {"metrics": {"loss": [[1, 0.5]]}}  # [step, value]
+    # [step, value]: a line that names no step counts as one.
+    assert client.get(f"{path}metrics/").json() == {"metrics": {"loss": [[1, 0.5]]}}
     assert client.get(f"{path}environment/", {"rank": 1}).json()["environment"]["RANK"] == "1"
 
     backend.end(name, Outcome.COMPLETED)

@@ -17,7 +17,8 @@ from storage.models import Image
 pytestmark = pytest.mark.django_db
 
 
-def test_it_fills_an_empty_catalogue_once(backend):
+@pytest.mark.usefixtures("backend")  # the command asks the cluster for its GPUs
+def test_it_fills_an_empty_catalogue_once():
     output = io.StringIO()
     for _ in range(2):
         call_command("seed_catalogue", stdout=output)

@@ -60,7 +60,7 @@ def test_the_first_attempt_starts_with_a_copy(customer, trained):
     assert (folder_of(customer, trained) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
     results.remove(job=trained, user=None)
     attempt = job.attempts.get()
-    dispatch.submit(attempt)
+    dispatch.submit(attempt)  # a repeated submission copies nothing again
     customer.backend.start(attempt.run_name)
     customer.end(attempt, Outcome.NODE_LOST)
     start(Job.objects.get(pk=job.pk))

@@ -10,7 +10,7 @@ from runtime.errors import BackendUnavailable, RunNotFound
 from tests.caching import clear_cache
 from tests.fakes import FakeBackend
 
-pytestmark = pytest.mark.usefixtures("embedded")
+pytestmark = pytest.mark.usefixtures("embedded")  # all processes share the circuit breaker's state in Redis
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_a_pause_ends_only_when_the_cluster_answers(fake):
 
 
 def test_a_slow_answer_is_returned_and_opens_the_circuit(fake, monkeypatch):
-    monkeypatch.setattr(circuit_breaker, "SLOW_SECONDS", -1.0)
+    monkeypatch.setattr(circuit_breaker, "SLOW_SECONDS", -1.0)  # every answer is slow
     west = with_circuit_breaker("west", fake)
     assert west.names() == []
     circuit_breaker.close_if_reachable("west", west)

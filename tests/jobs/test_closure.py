@@ -1,4 +1,8 @@
-"""Closing an organization after its notice: nothing is lost, paid twice or kept, whenever a process is killed."""
+"""Closing an organization after its notice: nothing is lost, paid twice or kept, whenever a process is killed.
+
+`broken(BROKEN_BOOKS)` checks the ledger by SQL. `both_sides_agree` compares it with the payment provider, and
+`provider.held()` is the money that the provider still holds for the console.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +147,8 @@ def test_closing_is_refused_while_a_bank_disputes_a_payment_and_waits_for_a_late
     assert Closure.objects.get().problem == ""
 
 
-def test_closing_closes_open_payment_pages_and_pays_back_what_arrives_later(provider, member):
+@pytest.mark.usefixtures("provider")
+def test_closing_closes_open_payment_pages_and_pays_back_what_arrives_later(member):
     account = wallet(member.organization)
     page = payments.start_top_up(account=account, amount_minor=5000, user=member.user)
     request(member)
@@ -165,7 +170,7 @@ def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(pr
     pay(provider, member, card=REFUND_FAILS)
     request(member)
     end_notice()
-    for tries in range(1, refunds.MAX_FAILURES + 3):
+    for tries in range(1, refunds.MAX_FAILURES + 3):  # two more than are made
         closure.complete_due()
         provider.deliver()  # the bank's answer comes later: the money returns to the wallet
         closure.complete_due()  # and is not sent again at once

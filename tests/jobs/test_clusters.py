@@ -38,12 +38,14 @@ def backends(settings, monkeypatch, tmp_path):
 
 @pytest.fixture(autouse=True)
 def _cleared_cache(embedded):
+    """Forget the state of circuit breakers, which is in Redis; `embedded` starts it."""
     yield
     clear_cache()
 
 
 @pytest.fixture
 def customer(backends):
+    """A customer of both clusters. In these tests a job of east is called `near`, one of west `far`."""
     buyer = Customer(backends["east"])
     buyer.quota(max_running_nodes=100)
     NodeSpec.objects.filter(name="medium").update(cluster="west")
@@ -132,7 +134,7 @@ def test_a_cancel_takes_effect_at_the_first_reconciliation_after_the_cluster_ans
 
 def test_a_quote_asks_the_cluster_that_would_run_it(customer, backends):
     backends["west"].missing_images.add("pytorch")
-    backends["east"].total = Resources(1.0, 65536)
+    backends["east"].total = Resources(1.0, 65536)  # two nodes of nano, as many as a quote has here by default
     assert customer.quote().pk
     for field, sentence, form in (
         ("image", "is not ready on this cluster", {"node_spec": "medium"}),

@@ -56,6 +56,7 @@ def run_command(*arguments):
 
 @pytest.fixture
 def west(settings):
+    """The configuration of a cluster of Kubernetes, which the settings name beside a local one."""
     config = ClusterConfig.from_data("west", {"volume": {"claim": "runs", "root": "/srv"}, "namespace": "runs"})
     settings.TRAINYARD_CLUSTERS = {"here": None, "west": config}
     return config
@@ -89,7 +90,8 @@ def test_check_cluster_has_checks_of_its_own_for_kubernetes(monkeypatch, setting
     assert calls == [(west, settings.TRAINYARD_RUNS_ROOT / ".clusters" / "west", {"smoke": True})]
 
 
-def test_kubernetes_rbac_prints_roles_that_can_be_applied(west):
+@pytest.mark.usefixtures("west")
+def test_kubernetes_rbac_prints_roles_that_can_be_applied():
     text, error = run_command("kubernetes_rbac", "--service-account", "console", "--namespace", "shop")
     objects = list(yaml.safe_load_all(text))
     assert (error, [each["kind"] for each in objects][:3]) == ("", ["ServiceAccount", "Role", "RoleBinding"])

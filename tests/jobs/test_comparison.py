@@ -64,13 +64,13 @@ def test_efficiency_is_measured_by_runs_on_different_numbers_of_nodes(customer):
     efficiency = lambda: {
         each.nodes: (each.efficiency, each.is_measured) for each in comparison.compare(customer.quote()).by_nodes
     }
-    ran(customer, 1, 100)
+    ran(customer, nodes=1, seconds=100)
     assert efficiency() == {
         1: (1, False),
         2: (pytest.approx(2**-0.2, abs=0.001), False),
         4: (pytest.approx(4**-0.2, abs=0.001), False),
     }
-    ran(customer, 2, 62.5)
+    ran(customer, nodes=2, seconds=62.5)
     # 62.5 s on two nodes instead of 100 s on one: 80 % for each doubling.
     assert efficiency() == {1: (1, True), 2: (0.8, True), 4: (pytest.approx(0.64, abs=0.001), True)}
 
@@ -97,6 +97,7 @@ def machines(*free):
 
 
 def load(nodes, seconds, cpus=1):
+    """Return a run on nodes of so many cores, which ends after at most these seconds."""
     return Load(Resources(cpus, 1024 * cpus), kind="", nodes=nodes, seconds=seconds)
 
 

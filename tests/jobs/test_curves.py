@@ -22,6 +22,7 @@ def reloaded(job):
 
 
 def metrics_file(customer, attempt, records):
+    """Let the run append records to its metrics file, and read them."""
     folder = customer.backend.run_folder(attempt.run_name) / "run"
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
@@ -75,7 +76,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_peaks_and_its_end():
     values = [float(place % 100) for place in range(10_001)]
     values[4321], values[8765] = -1.0, 1000.0
     places = thinned_indexes(values, 100)
-    assert len(places) <= 101
+    assert len(places) <= 101  # the limit and the end
     assert {4321, 8765, 10_000} <= set(places)
     assert places == sorted(places)
     assert thinned_indexes(values[:100], 100) == list(range(100))
@@ -143,7 +144,7 @@ def test_runs_of_one_organization_are_compared(customer, backend, client):
 
 
 def ran(customer, seconds, values, **changes):
-    """A completed run with an accuracy every ten seconds."""
+    """A run that completed after `seconds`, with these accuracies, one every ten seconds."""
     began = time.time() - 2000
     attempt = customer.started(at=began, **changes)
     records = [{"accuracy": value, "time": began + 10 * (place + 1)} for place, value in enumerate(values)]

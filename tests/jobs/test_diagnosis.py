@@ -206,7 +206,10 @@ def family(name):
 
 
 def ended(status, log):
-    """The evidence of a process as the launcher reports it if it knows of no exception."""
+    """The evidence of a process as the launcher reports it if it knows of no exception.
+
+    `Evidence` takes the reason, the code, the exit code and the signal.
+    """
     name = signal.Signals(-status).name if status < 0 else ""
     return Evidence("code_failed", "rank_killed" if name else "rank_exited", None if name else status, name, log=log)
 

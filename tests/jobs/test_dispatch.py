@@ -43,7 +43,8 @@ def test_the_spec_has_what_was_bought(customer, backend):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, sent_tasks, monkeypatch):
+@pytest.mark.usefixtures("sent_tasks")
+def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, monkeypatch):
     monkeypatch.setattr(backend, "parallel_submissions", 4)  # `test_checkpoints` has the same for one at a time
     job = customer.job()
     backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")
@@ -170,6 +171,7 @@ def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
     spec = backend.runs[attempts[0].run_name].spec
     for name in ("job-999999-1", "bench-1"):  # of a job that does not exist, and not of this console
         backend.submit(spec.__class__(**{**vars(spec), "name": name, "checkpoint_key": ""}))
+    # A live run is stopped however long ago its attempt ended.
     for attempt, age in zip(attempts, (timedelta(0), timedelta(days=90)), strict=True):
         finished_at = timezone.now() - age
         Attempt.objects.filter(pk=attempt.pk).update(finished_at=finished_at, reason=EndReason.NODE_LOST)

@@ -68,7 +68,7 @@ REFUSED = [
 
 
 def test_a_refusal_names_the_field_and_the_reason(customer, other):
-    save(other, "NONE")
+    save(other, "NONE")  # exists, but not in the customer's organization
     save(customer)
     for changes, field, words in REFUSED:
         errors = refusal(customer, **changes)
@@ -89,7 +89,7 @@ def test_a_run_gets_the_secret_values_at_the_time_of_its_start(customer):
     assert (spec.environment, spec.expands_arguments, spec.arguments) == ({"NCCL_DEBUG": "INFO"}, True, ("$LR",))
 
 
-def test_a_secret_stays_while_an_open_job_needs_it_and_a_quote_needs_it_until_it_is_bought(customer, other):
+def test_a_secret_of_an_open_job_stays_and_a_quote_whose_secret_was_deleted_is_not_sold(customer, other):
     secret, foreign = save(customer), save(other)
     attempt = customer.started(secrets=["API_TOKEN"])
     quote = customer.quote(secrets=["API_TOKEN"])
@@ -157,7 +157,7 @@ def test_the_environment_is_known_before_the_purchase(customer, api):
     chosen = {"framework": "horovod", "image": "horovod", "environment": {"OWN": "1"}, "secrets": ["API_TOKEN"]}
     quote = customer.quote(**chosen, arguments=["--lr=$LR", "$OWN", "$$"], lr_scaling="linear")
     answer = api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=1").json()
-    assert answer["arguments"] == ["--lr=0.02", "1", "$"]
+    assert answer["arguments"] == ["--lr=0.02", "1", "$"]  # 0.01 for each of the two ranks
     environment = answer["environment"]
     assert environment.pop("API_TOKEN") == "***"
     job = orders.place_order(membership=customer.membership, quote=quote).job

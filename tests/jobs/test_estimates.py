@@ -26,7 +26,7 @@ OTHER_BATCH = runs(200, has_same_data=True, has_same_batch=False)
 OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
 ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
 # Earlier runs, nodes and epochs of the next run, and its p50 and p90. Factors above 1 are margins (`*_SPREAD`), and
-# twice the nodes are assumed to be 2 ** 0.8 times as fast.
+# twice the nodes are assumed to be 2 ** 0.8 times as fast. In nine of ten runs, 100, 200 or 300 s become at most 280 s.
 LEARNED = {
     "the median time of an epoch counts": (runs(100, 200, 300), 2, 20, 400, 560),
     "one run leaves a margin": (runs(100), 2, 10, 100, 120),
@@ -106,7 +106,7 @@ def test_earlier_runs_of_the_same_script_on_the_same_spec_count(customer, other)
     assert 0 < quote.basis["efficiency"] <= 1
 
 
-def test_runs_that_failed_were_retried_or_lost_nodes_are_ignored(customer):
+def test_runs_that_failed_or_were_retried_or_lost_nodes_are_ignored(customer):
     job = completed(customer, 100)
     Job.objects.filter(pk=job.pk).update(state=JobState.FAILED, reason=EndReason.CODE_FAILED)
     completed(customer, 100, reasons=(EndReason.NODE_LOST, EndReason.COMPLETED))
@@ -166,7 +166,7 @@ def test_an_outcome_compares_a_job_with_its_quote(customer):
     attempt = customer.started(max_seconds=None)
     attempt.refresh_from_db()
     job = customer.end(attempt, Outcome.COMPLETED, at=attempt.started_at.timestamp() + 130)
-    outcome = estimates.outcome(job)
+    outcome = estimates.outcome(job)  # the quote, by the reference: 100 s at p50, 150 s at p90
     assert (outcome.error, outcome.is_within_p90) == (pytest.approx(0.3), True)
     assert estimates.outcome(customer.job()) is None
 

@@ -27,6 +27,7 @@ import os
 with open(os.path.join(os.environ["WORKSPACE"], "starts"), "a") as file:
     file.write(os.environ["RESTART_COUNT"])
 """
+"""A script that notes in its workspace that it was started, and in which attempt: 0 is the first."""
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,7 @@ def report(customer, attempt, rank, **changes):
 
 
 def items(job):
+    """Return the items of the check's list by name."""
     return {item.name: item for item in checks.checklist(job)}
 
 
@@ -194,7 +195,7 @@ def left(customer):
 def test_free_estimates_a_day_are_limited_per_organization_and_per_person(customer):
     BillingPolicy.objects.create(probes_per_day=2)
     quote = customer.quote()
-    assert free_estimates.is_worthwhile(quote)
+    assert free_estimates.is_worthwhile(quote)  # and may be ordered
     assert len({order_free_estimate(customer, "key").pk for _ in range(3)}) == 1, "one key is one order"
     assert left(customer) == 1
     second = second_organization(customer)

@@ -69,7 +69,8 @@ def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(cu
             assert customer.job(image="own").image_digest == ""
 
 
-def test_few_checks_of_an_organization_run_at_once(customer, registry, monkeypatch):
+@pytest.mark.usefixtures("registry")
+def test_few_checks_of_an_organization_run_at_once(customer, monkeypatch):
     def ask_again(_reference, _credentials, **_options):
         """Answer a check during which another one is refused."""
         with pytest.raises(InvalidInput) as caught:

@@ -31,7 +31,7 @@ def test_a_path_leads_to_the_folder_of_the_job(customer):
     for path in ("outputs/../../secret", "/outputs", "outputs/\0", "../outputs", "logs/attempt-1/../.."):
         with pytest.raises(UnsafePath):
             job_files.resolve(job, path)
-    Attempt.objects.update(backend="gone")
+    Attempt.objects.update(backend="gone")  # a cluster that the settings no longer name
     for path in ("outputs", "checkpoints", "logs/attempt-1"):
         with pytest.raises(results.ClusterUnavailable):
             job_files.resolve(job, path)

@@ -37,7 +37,8 @@ def found(customer, **parameters):
     return [job.name for job in job_search.page(customer.organization, JobSearch.parse(parameters)).jobs]
 
 
-def test_each_filter_and_order_selects_its_jobs(customer, other, jobs):
+@pytest.mark.usefixtures("jobs")
+def test_each_filter_and_order_selects_its_jobs(customer, other):
     today = timezone.localdate()
     member = customer.membership.user.email
     everything = ["gamma", "beta_2", "100%", "Beta run", "alpha"]
@@ -93,8 +94,9 @@ def test_pages_do_not_lose_jobs_of_the_same_moment(customer, jobs, monkeypatch):
     assert seen == jobs[::-1] == list(job_search.export(customer.organization, JobSearch()))
 
 
-def test_names_are_compared_in_a_limited_number_of_jobs_that_is_found_once(
-    customer, jobs, monkeypatch, django_assert_num_queries
+@pytest.mark.usefixtures("jobs")
+def test_names_are_compared_in_a_limited_number_of_jobs_and_counts_stop_at_a_limit(
+    customer, monkeypatch, django_assert_num_queries
 ):
     monkeypatch.setattr(job_search, "WINDOW", 2)  # the first job after the window is compared too
     assert found(customer, q="beta") == ["beta_2"]

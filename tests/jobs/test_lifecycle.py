@@ -119,7 +119,7 @@ def test_an_attempt_returned_to_the_queue_is_deleted_and_a_cancelled_one_ends_it
     lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
     assert Attempt.objects.exists(), "the cluster has accepted the run"
     Attempt.objects.update(submitted_at=None)
-    for _ in range(2):
+    for _ in range(2):  # the second call changes nothing
         lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED

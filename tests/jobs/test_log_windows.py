@@ -60,6 +60,7 @@ def test_a_search_finds_a_text_and_the_first_error_piece_by_piece(api, customer,
 
     start = TEXT_AT - (100 << 20)
     assert find("ÜBER", start) == (TEXT_AT + 1, 2), "a request searches 64 MiB"
+    # An empty query finds the first error, here the "Error" of "KeyError".
     assert find("", start)[0] == TEXT_AT + len("\nüber\nKey".encode())
     assert find("first line", 0) == (0, 1)
     assert find("first line", GIB - (1 << 20)) == (None, 1)
@@ -86,8 +87,8 @@ def test_a_search_finds_a_text_that_two_pieces_share_and_takes_no_patterns(custo
     monkeypatch.setattr(selectors, "SEARCH_STEP_BYTES", 64)
     attempt = customer.started()
     backend.write(attempt.run_name, "ü" * 30 + "needle" + "x" * 300 + "\nTraceback (most recent call last):\n")
-    assert selectors.search_log(attempt.job, 0, "NEEDLE").offset == 60
+    assert selectors.search_log(attempt.job, rank=0, query="NEEDLE").offset == 60  # "ü" has two bytes
     assert selectors.search_log(attempt.job, 0, "").offset == 367  # the line of the traceback
-    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)
+    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)  # at the end
     with pytest.raises(NotFound):
         selectors.search_log(attempt.job, 9, "x")

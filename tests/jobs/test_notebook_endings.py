@@ -64,7 +64,7 @@ def test_several_processes_announce_it_once_and_one_that_is_killed_does_not_prev
     assert step > 1
     assert sum(together(*[lambda: notebook_endings.announce(at)] * 3)) == 0
     assert Notification.objects.filter(kind="notebook.ending").count() == 1
-    Notification.objects.filter(kind="notebook.ending").delete()
+    Notification.objects.filter(kind="notebook.ending").delete()  # as if nobody had announced it
     assert sum(together(*[lambda: notebook_endings.announce(at)] * 3)) == 1
 
 
@@ -72,6 +72,7 @@ def test_an_extended_notebook_is_announced_again_before_its_new_limit(customer, 
     assert notebook_endings.announce(before_end(notebook, minutes=5)) == 1
     extend(customer, notebook)
     assert notebook_endings.announce(before_end(notebook, minutes=5)) == 0
+    # Five minutes before the new limit, which is an hour after the old one.
     assert notebook_endings.announce(before_end(notebook, hours=-1, minutes=5)) == 1
     limits = Notification.objects.filter(kind="notebook.ending").order_by("pk").values_list("data__deadline_seconds")
     assert list(limits) == [(2 * HOUR,), (3 * HOUR,)]

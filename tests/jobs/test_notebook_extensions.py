@@ -23,16 +23,19 @@ HOUR = 3600
 
 
 def offer(customer, attempt, seconds=HOUR) -> Quote:
+    """Return a quote for this much more time."""
     job = notebooks.notebook_for(customer.organization, attempt.job_id)
     return notebooks.quote_extension(membership=customer.membership, job=job, data={"added_seconds": seconds})
 
 
 def buy(customer, quote, key="") -> Job:
+    """Buy the extension, and return the notebook's job."""
     quote = Quote.objects.get(pk=quote.pk)
     return notebooks.place_notebook(membership=customer.membership, quote=quote, idempotency_key=key).job
 
 
 def run_deadline(customer, attempt) -> int:
+    """Return the deadline that the cluster has, after a reconciliation that may tell it a later one."""
     reconciliation.reconcile_job(job_pk=attempt.job_id)
     return customer.backend.runs[attempt.run_name].spec.deadline_seconds
 
@@ -151,7 +154,7 @@ def test_the_next_attempt_of_an_extended_notebook_has_its_time_and_gets_more(cus
 
 def test_an_extension_needs_money_and_storage_and_fits_into_a_week(customer, notebook, monkeypatch):
     with pytest.raises(InvalidInput) as refused:
-        offer(customer, notebook, 7 * 24 * HOUR - HOUR)
+        offer(customer, notebook, 7 * 24 * HOUR - HOUR)  # an hour too much: the notebook has two already
     assert "168" in str(refused.value.fields["added_seconds"])
     quote, wallet = offer(customer, notebook), customer.wallet
     type(wallet).objects.filter(pk=wallet.pk).update(posted_minor=wallet.held_minor)  # no more than the notebook holds

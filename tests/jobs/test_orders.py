@@ -54,7 +54,7 @@ def test_a_repeated_key_or_quote_returns_the_same_order(customer, other):
     assert place(other, other.quote(), "key").organization == other.organization
     keyless = customer.quote()
     assert place(customer, keyless) == place(customer, keyless)
-    assert Order.objects.count() == Job.objects.count() == Hold.objects.count() == 3
+    assert Order.objects.count() == Job.objects.count() == Hold.objects.count() == 3  # one of them is the other's
     Quote.objects.update(expires_at=timezone.now())
     activation.deactivate(membership=customer.membership)
     quote.refresh_from_db()
@@ -65,7 +65,7 @@ def test_a_fixed_price_buys_no_week_of_node_time(customer):
     """One epoch at a fixed price, a week of it: all but the time it includes is paid by the hour."""
     week = {"product": "fixed", "node_spec": "medium", "nodes": 1, "epochs": 1, "max_seconds": 604_800}
     quote = customer.quote(**week)
-    assert quote.terms["included_seconds"] == 60
+    assert quote.terms["included_seconds"] == 60  # the epoch's 20 s by the reference, with the factors 1.5 and 2
     # 300 cents an hour for the week less its included minute, and 2 cents for the epoch.
     assert quote.ceiling_minor == round(604_740 * 300 / 3600) + 2
     for seconds in (300, 1500, 9000):  # however slow the epoch is, its time is charged
@@ -133,7 +133,7 @@ def test_a_rerun_buys_the_same_with_changes_once(customer):
     job = customer.job(lr="0.5")
     order = rerun(customer, job, "k", epochs=3)
     assert (order.job.lr, order.job.epochs, order.job.rerun_of) == ("0.5", 3, job)
-    assert order.job.code_key == job.code_key
+    assert order.job.code_key == job.code_key  # so that estimates count both as runs of the same code
     assert rerun(customer, job, "k", epochs=3) == order
     with pytest.raises(IdempotencyConflict):
         rerun(customer, customer.job(), "k")

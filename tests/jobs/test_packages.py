@@ -21,13 +21,14 @@ States = PackageLayer.States
 
 @pytest.fixture
 def customer(db, backend):
+    """A customer with a requirements file beside the script."""
     created = Customer(backend)
     created.write("requirements.txt", "einops\nujson>5\n")
     return created
 
 
 class Installer:
-    """Stands in for the installer's processes: `results` by a layer's key, `busy` are organizations."""
+    """Stands in for the installer's processes: `results` by a layer's key, and `busy` organizations."""
 
     def __init__(self, monkeypatch):
         self.started = []
@@ -127,13 +128,12 @@ def test_a_failed_installation_ends_the_job_free_of_charge_with_its_reason(custo
 
 
 def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer):
-    form = customer.form(requirements="requirements.txt")
+    form = customer.form(requirements="requirements.txt")  # a free estimate waits for its packages too
     job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
     for number in range(packages.MAX_FAULTS):
         packages.advance()
         assert len(installer.started) == number + 1
         installer.end("/srv/index does not exist", is_fault=True)
-        installer.results.clear()
     job.refresh_from_db()
     # The customer does not read what failed on the platform.
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
@@ -153,11 +153,12 @@ def test_refusals_are_shown_at_the_field(customer, settings, tmp_path, monkeypat
         assert sentence in refusal(customer)
     customer.write("requirements.txt", "torch>2\n")
     assert customer.quote(requirements="requirements.txt").purchase["requirements"] == "requirements.txt"
-    settings.TRAINYARD_CLUSTERS = {"default": cluster_config(tmp_path)}
+    settings.TRAINYARD_CLUSTERS = {"default": cluster_config(tmp_path)}  # without a package index
     assert "reaches no package index" in refusal(customer)
 
 
 def cluster_config(root, **changes):
+    """Return the configuration of a cluster of Kubernetes."""
     data = {
         "volume": {"claim": "trainyard", "root": str(root)},
         "images": {"pytorch": "registry.example.com/pytorch:1"},
@@ -168,7 +169,7 @@ def cluster_config(root, **changes):
 def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend, settings, tmp_path):
     index = {"url": "https://pypi.example.com/simple", "networks": ["10.20.0.5/32"]}
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
-    backend.root = tmp_path / "runs/.clusters/default"
+    backend.root = tmp_path / "runs/.clusters/default"  # where the console expects the runs of a remote cluster
     settings.TRAINYARD_CLUSTERS = {"default": cluster_config(tmp_path, package_index=index)}
     before = customer.wallet
     job = customer.job(requirements="requirements.txt")

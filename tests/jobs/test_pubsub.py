@@ -16,7 +16,10 @@ UNUSED_JOB = 10**9 + os.getpid()
 
 @pytest.fixture
 def next_message(embedded):
-    """Return a function that waits for the next message about UNUSED_JOB; it returns None if there is none."""
+    """Return a function that waits for the next message about UNUSED_JOB; it returns None if there is none.
+
+    `embedded` starts Redis.
+    """
     client = redis.Redis.from_url(settings.REDIS_URL)
     listener = client.pubsub()
     listener.subscribe(pubsub.channel(UNUSED_JOB))

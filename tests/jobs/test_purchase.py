@@ -136,12 +136,13 @@ def test_objects_of_another_organization_do_not_exist(customer, other):
 
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):
+    # The fake cluster has 8 cores, and a node of medium takes 2.
     too_many = faults(customer, nodes=5, node_spec="medium")["nodes"]
     assert "do not fit in this cluster. It has capacity for at most 4" in too_many
     customer.quota(max_running_nodes=3)
     assert "can run at most 3 nodes" in faults(customer, nodes=4)["nodes"]
     make_medium_too_large()
-    customer.quota(max_running_nodes=8)
+    customer.quota(max_running_nodes=8)  # so that the quota is not the fault
     error = faults(customer, nodes=1, node_spec="medium")["nodes"]
     assert error == "No machine in this cluster is large enough for a node of medium. Choose another node spec."
 
@@ -182,6 +183,7 @@ def bought(customer, **changes):
 
 @pytest.fixture
 def horovod(customer):
+    """The fields of a purchase that choose Horovod, which the image `pytorch` then has too."""
     Image.objects.filter(name="pytorch").update(frameworks=["pytorch", "horovod"])
     return {"framework": "horovod"}
 

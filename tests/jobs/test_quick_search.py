@@ -18,7 +18,7 @@ def test_it_finds_each_kind_of_the_organization_by_name_and_jobs_by_number(custo
         ("job", str(job.pk)), ("dataset", "networks"), ("model", "resnet"),
     ]  # fmt: skip
     assert (found[0]["title"], found[0]["detail"]) == (f"#{job.pk} Net run", "Queued")
-    assert len(found[1]["detail"]) == 80
+    assert len(found[1]["detail"]) == 80  # of the description's 200 characters
     assert [hit.id for hit in quick_search.search(customer.organization, f"#{job.pk}")] == [str(job.pk)]
     for query in (str(theirs.pk), f"#{theirs.pk}", "", "\0", "x" * 101, "9" * 40):
         assert quick_search.search(customer.organization, query) == [], query

@@ -30,7 +30,7 @@ def test_one_quote_under_four_keys_is_bought_once(customer):
     assert customer.wallet.held_minor == quote.ceiling_minor
 
 
-def test_the_last_place_in_a_quota_is_taken_once_and_its_repeat_answered(customer):
+def test_the_last_place_in_a_quota_is_taken_once_and_a_repeated_request_gets_the_same_order(customer):
     customer.quota(max_open_jobs=1)
     quote, rival = customer.quote(), customer.quote()
     results = together(

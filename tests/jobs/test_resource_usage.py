@@ -42,6 +42,7 @@ def test_usage_is_shown_by_node_and_rank_of_the_attempt(customer, backend):
     assert (first["series"]["cpu"], first["series"]["gpu"]) == (list(range(20)), [50.0] * 20)
     assert "net_rx" not in first["series"]
     assert "gpu" not in second["series"]
+    # 20 samples of 10 steps each, which took 1.0 s, 0.2 s of it to wait for the other rank.
     assert data["ranks"][1] == {
         "rank": 1, "node": 1, "cpu": 0.9, "memory": 1001.0, "steps": 200, "seconds_per_step": pytest.approx(0.1),
         "comm_share": pytest.approx(0.2), "is_slow": False,
@@ -103,7 +104,7 @@ def test_hostile_samples_are_ignored(customer, backend):
 
 def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
     attempt = customer.started(workers_per_node=2)
-    # All steps take equally long, because the others wait for rank 3.
+    # All steps take equally long, because the others wait for rank 3: of 1.0 s they compute for 0.4 s, rank 3 always.
     fill(backend, attempt.run_name, node=0, ranks=[rank(0, comm_seconds=0.6), rank(1, comm_seconds=0.6)])
     fill(backend, attempt.run_name, node=1, ranks=[rank(2, comm_seconds=0.6), rank(3, comm_seconds=0.0)])
     data = selectors.resource_usage_data(attempt.job)
@@ -114,15 +115,16 @@ def test_a_rank_that_the_others_wait_for_is_named(customer, backend):
 
 def test_only_recent_steps_count_for_slowness():
     def use(number, seconds):
-        return resource_usage.RankUse(number, 0, recent_steps=10, recent_compute_seconds=seconds)
+        return resource_usage.RankUse(rank=number, node=0, recent_steps=10, recent_compute_seconds=seconds)
 
-    unknown = resource_usage.RankUse(2, 1, steps=10, step_seconds=9.0)  # without recent steps
-    slow = resource_usage.Straggler(1, 0, pytest.approx(1.31))  # from 1.3 times the time of the others
+    unknown = resource_usage.RankUse(rank=2, node=1, steps=10, step_seconds=9.0)  # without recent steps
+    slow = resource_usage.Straggler(rank=1, node=0, ratio=pytest.approx(1.31))  # from 1.3 times the time of the others
     assert resource_usage.stragglers([use(0, 1.0), use(1, 1.31), unknown]) == [slow]
     assert resource_usage.stragglers([use(0, 1.0), use(1, 1.29)]) == resource_usage.stragglers([use(1, 1.31)]) == []
 
 
 def completed(customer, *, seconds, step_seconds=None, **changes):
+    """A completed run; with `step_seconds`, also with samples in which ten steps take that long."""
     began = time.time() - 5000
     attempt = customer.started(at=began, max_seconds=36_000, **changes)
     if step_seconds is not None:
@@ -133,9 +135,10 @@ def completed(customer, *, seconds, step_seconds=None, **changes):
 
 def test_efficiency_is_relative_to_a_one_node_run_of_the_same_code(customer):
     alone = completed(customer, seconds=1000, nodes=1)
-    efficiency = resource_usage.usage_of(completed(customer, seconds=500, nodes=4)).efficiency
+    efficiency = resource_usage.usage_of(completed(customer, seconds=500, nodes=4)).efficiency  # 1000 / (4 * 500)
     assert efficiency == resource_usage.Efficiency(pytest.approx(0.5), 4, alone.pk, "epochs")
     assert "epochs per second" in efficiency_sentence(efficiency)
+    # If both runs have samples, their steps are compared: 1.0 / 1.25.
     alone = completed(customer, seconds=1000, nodes=1, step_seconds=1.0)
     data = selectors.resource_usage_data(completed(customer, seconds=500, nodes=4, step_seconds=1.25))
     assert data["efficiency"] == {"value": pytest.approx(0.8), "nodes": 4, "job": alone.pk, "by": "steps"}

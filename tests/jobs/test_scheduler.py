@@ -60,7 +60,7 @@ def test_a_pass_starts_what_the_rules_say(customer, other, backend, seed):
 
 
 def test_a_smaller_job_overtakes_a_larger_one_until_the_backfill_limit(customer):
-    attempt = filled(customer, nodes=6)
+    attempt = filled(customer, nodes=6)  # which leaves 2 of the 8 cores
     large = customer.job(node_spec="small", nodes=4)
     small = customer.job(node_spec="nano", nodes=1)
     dispatch.dispatch_queue()

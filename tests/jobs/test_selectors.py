@@ -21,7 +21,7 @@ def test_the_place_in_the_queue_counts_everybody_who_waits_before(customer, othe
     ahead = {job.pk: job.ahead for job in queued}
     assert [ahead[job.pk] for job in jobs] == [2, 3, 0, 1]
     customer.end(customer.started(nodes=1), Outcome.COMPLETED)
-    assert selectors.jobs_for(customer.organization).first().ahead == 0
+    assert selectors.jobs_for(customer.organization).first().ahead == 0  # the newest job, which has ended
 
 
 def test_the_time_left_is_estimated_and_never_past_the_deadline(customer, monkeypatch):
@@ -46,7 +46,7 @@ def test_the_time_left_is_estimated_and_never_past_the_deadline(customer, monkey
 
 def test_output_is_read_before_during_and_after_a_run(customer, backend):
     job = customer.job()
-    assert selectors.log(job, 0, 0) == selectors.LogChunk("", 0, eof=False)
+    assert selectors.log(job, rank=0, offset=0) == selectors.LogChunk("", 0, eof=False)
     assert selectors.capacity_now() is not None
     backend.available = False
     assert selectors.log(job, 0, 0).text == ""
@@ -61,4 +61,4 @@ def test_output_is_read_before_during_and_after_a_run(customer, backend):
     backend.lose(attempt.run_name)
     assert selectors.log(ended, 0, 4) == selectors.LogChunk("", 4, eof=True, offset=4)
     with pytest.raises(NotFound):
-        selectors.log(ended, 2, 0)
+        selectors.log(ended, 2, 0)  # its ranks are 0 and 1

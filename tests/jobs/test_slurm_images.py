@@ -36,7 +36,7 @@ def slurm(settings, tmp_path, monkeypatch):
 
 
 def refusal(customer, **changes):
-    """Return the errors of a quote for the customer's image by their field."""
+    """Return the errors of a quote for the image `own` by their field."""
     with pytest.raises(InvalidInput) as refused:
         customer.quote(image="own", **changes)
     return {field: str(sentence) for field, sentence in refused.value.fields.items()}
@@ -53,7 +53,8 @@ def test_own_images_are_sold_only_where_containers_are_set(customer, own, slurm)
     assert customer.quote(image="own").ceiling_minor > 0
 
 
-def test_mpi_packages_and_gpus_are_refused_for_own_images(customer, own, slurm):
+@pytest.mark.usefixtures("own")
+def test_mpi_packages_and_gpus_are_refused_for_own_images(customer, slurm):
     slurm(containers="oci")
     assert "Choose Gloo" in refusal(customer, framework="horovod", controller="mpi")["controller"]
     customer.write("requirements.txt", "einops\n")

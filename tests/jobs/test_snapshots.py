@@ -211,7 +211,7 @@ def test_what_cannot_be_repeated_exactly_is_refused(client, customer, original):
         assert answer.status_code == 400
         return answer.json()["fields"]
 
-    orders.cancel_job(membership=customer.membership, job=original)
+    orders.cancel_job(membership=customer.membership, job=original)  # an open job would keep its dataset
     retention.delete_version(version=original.dataset_versions.get())
     assert set(refusal()) == {"datasets"}
     ScriptSnapshot.objects.update(content=None)

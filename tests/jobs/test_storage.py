@@ -91,7 +91,7 @@ def test_files_that_an_open_job_needs_are_never_removed(customer, version):
     assert not any(folder.exists() for folder in folders)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(3), ids=["dataset", "version", "workspace"])  # in the order of `deletions`
 def test_a_choice_deleted_between_the_check_and_the_order_is_not_bought(customer, version, monkeypatch, number):
     quote = customer.quote(datasets=["digits"])
 
@@ -112,7 +112,7 @@ def test_a_shared_dataset_is_used_and_kept_until_the_runs_of_others_have_ended(c
     quote = other.quote(datasets=["digits"])
     attempt = other.started(datasets=["digits"])
     sharing.revoke_share(share=share, user=None)
-    for delete in deletions(customer, version)[:2]:
+    for delete in deletions(customer, version)[:2]:  # of the dataset; the other organization has a workspace of its own
         with pytest.raises(InUse) as refused:
             delete()
         sentence = str(refused.value.message)

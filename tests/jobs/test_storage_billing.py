@@ -33,7 +33,7 @@ def priced(customer):
 
 
 def fill(customer):
-    """The workspace has 50 GB. The end of a run measures it again."""
+    """Store that the workspace has 50 GB. Call this again after a run, whose end measures the workspace."""
     Workspace.objects.filter(pk=customer.workspace.pk).update(size_bytes=50 * storage_charges.GB)
 
 

@@ -25,11 +25,13 @@ SOON = 3.0
 
 @pytest.fixture
 def job(customer):
+    """A job in the queue."""
     return customer.job()
 
 
 @pytest.fixture
 def attempt(customer):
+    """The running attempt of a job."""
     return customer.started()
 
 
@@ -153,7 +155,7 @@ async def test_one_stream_has_the_output_of_all_ranks_from_their_last_lines_on(a
     backend.write(attempt.run_name, "old line\nzero\n", rank=0)
     backend.write(attempt.run_name, "one\n", rank=1)
     tail = 8  # bytes; the last ones of rank 0 begin within "old line"
-    events = streams.all_log_events(attempt.job, tail, None, with_times=True)
+    events = streams.all_log_events(attempt.job, tail, attempt_number=None, with_times=True)
     seen = [(await soon(events)).data for _rank in range(2)]
     assert {(data["rank"], data["text"]) for data in seen} == {(0, "zero\n"), (1, "one\n")}
     assert [[line for line, _seconds in data["times"]] for data in seen] == [[0], [0]]
@@ -167,7 +169,7 @@ async def test_one_stream_has_the_output_of_all_ranks_from_their_last_lines_on(a
 
 @in_loop
 async def test_many_readers_share_one_thread_and_none_is_left(attempt, backend):
-    readers = [streams.log_events(attempt.job, 0, 0, None) for _ in range(20)]
+    readers = [streams.log_events(attempt.job, rank=0, offset=0, attempt_number=None) for _ in range(20)]
     firsts = [asyncio.ensure_future(anext(reader)) for reader in readers]
     await asyncio.sleep(0.5)  # all readers are waiting for output
     assert len(source_threads()) == 1
@@ -195,7 +197,7 @@ def cannot_be_followed():
 async def test_output_without_a_notification_is_polled(attempt, backend, monkeypatch, caplog, changes):
     monkeypatch.setattr(streams, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(backend, "changes", changes)
-    events = streams.log_events(attempt.job, 0, 0, None)
+    events = streams.log_events(attempt.job, rank=0, offset=0, attempt_number=None)
     first = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0.1)
     backend.write(attempt.run_name, "hello\n")

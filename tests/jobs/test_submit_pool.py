@@ -65,7 +65,7 @@ def test_a_failed_submission_stops_the_pool_until_it_is_drained():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_slow_server_gets_several_runs_at_once_each_of_them_once(customer, backend, monkeypatch):
+def test_a_slow_server_gets_several_runs_at_once_and_each_only_once(customer, backend, monkeypatch):
     customer.quota(max_running_nodes=100)
     jobs = [customer.job(nodes=1) for _ in range(6)]
     gate, submit = Gate(), backend.submit

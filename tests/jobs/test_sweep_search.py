@@ -78,6 +78,7 @@ def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
     assert trials[3] == {"BATCH_SIZE": 16, "--optimizer": "sgd", "--momentum": 0.3}
     assert all(("--momentum" in values) == (values["--optimizer"] == "sgd") for values in trials)
     huge = {name: {"type": "int", "low": 1, "high": MAX_GRID_TRIALS} for name in ("x", "y")}
+    # A range without steps, too many combinations, and too many values.
     for given in (SPACE, huge, {"x": {"type": "int", "low": 0, "high": 2**53}}):
         with pytest.raises(InvalidSpace):
             grid(parse(given))

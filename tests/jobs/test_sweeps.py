@@ -35,7 +35,7 @@ def test_a_sweep_holds_once_and_charges_each_trial(sweeper, customer):
     sweep = place_sweep(membership=customer.membership, quote=quote)
     assert customer.wallet.held_minor == before.held_minor + quote.ceiling_minor
     progress.advance(sweep_pk=sweep.pk)
-    assert sweep.trials.count() == 2
+    assert sweep.trials.count() == 2  # of four, at most two at once: see `Sweeper.form`
     for trial in sweep.trials.select_related("job"):
         job, values = trial.job, trial.parameters
         assert job.lr == str(values["LR"])
@@ -59,7 +59,7 @@ def test_credit_that_a_trial_does_not_use_stays_reserved_for_its_sweep(sweeper, 
     gift = CreditGrant(organization=customer.organization, amount_minor=10**6, reason="A gift")
     credit.grant(credit_grant=gift, user=customer.membership.user, account=wallet(customer.organization))
     sweep = sweeper.buy()
-    sweeper.run(sweep.trials.first(), 0.5)
+    sweeper.run(sweep.trials.first(), 0.5)  # reports an accuracy of 0.5, and completes
     spent = Receipt.objects.get().total_minor
     gift.refresh_from_db()
     assert spent < Receipt.objects.get().hold.amount_minor, "the trial left something"
@@ -193,7 +193,7 @@ def test_a_full_queue_makes_the_sweep_wait_and_a_deleted_workspace_ends_it(sweep
 @pytest.mark.parametrize("pruner", ["median", "asha"])
 def test_pruning_stops_a_poor_trial_which_costs_what_it_used(sweeper, customer, pruner):
     sweep = sweeper.buy(trials=7, concurrency=1, pruner=pruner)
-    for _trial in range(6):
+    for _trial in range(6):  # more than either pruner needs for a comparison
         sweeper.run(sweep.trials.get(outcome=""), 0.5, 0.7, 0.9)
         progress.advance(sweep_pk=sweep.pk)
     poor = sweep.trials.get(outcome="")

@@ -17,11 +17,13 @@ from tests.jobs import event_files
 
 @pytest.fixture
 def attempt(customer):
+    """The running attempt of a job of 10 epochs on two nodes."""
     return customer.started()
 
 
 @pytest.fixture
 def folder(attempt, backend):
+    """The folder in which the code writes the metrics file and event files."""
     return backend.run_folder(attempt.run_name) / "run"
 
 
@@ -92,7 +94,7 @@ def test_a_line_counts_once_it_is_complete_and_an_endless_one_is_not_stored(atte
 def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, backend, folder, monkeypatch):
     monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
     record(folder, b"x" * 5000 + b"\n", {"fine": 1, "step": 1})
-    for _ in range(8):
+    for _ in range(8):  # more often than 5000 bytes need
         result = curves(attempt)
     assert result == {"fine": [[1, 1.0]]}, "a huge line is skipped"
     backend.write(attempt.run_name, "".join(f"step {n} loss {n}\n" for n in range(1, 501)))
@@ -109,7 +111,7 @@ def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder
     record(folder, b', "step": 11}\n')
     assert curves(attempt)["loss"][-1][1] == 0.1
     assert MetricPoint.objects.get(step=10).at.timestamp() == 1700000000
-    assert job_of(attempt).epoch == 0
+    assert job_of(attempt).epoch == 0  # the first one has only begun
 
 
 REPORTS = [(epoch, step, epoch + step / 100) for epoch in range(5) for step in range(24)]
@@ -184,7 +186,7 @@ def test_a_link_a_pipe_or_a_folder_in_place_of_the_file_is_not_read(attempt, fol
     assert curves(attempt) == {}
 
 
-def test_a_flood_of_names_is_bounded_and_progress_is_read_on(attempt, folder):
+def test_a_flood_of_names_is_bounded_and_progress_is_still_read(attempt, folder):
     record(folder, {f"n{number}": 1 for number in range(300)}, {"epoch": 5, "n0": 1})
     assert len(curves(attempt)) == telemetry.MAX_CURVES
     assert job_of(attempt).epoch == 4
