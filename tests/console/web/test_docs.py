@@ -70,7 +70,7 @@ def test_columns_for_contributors_are_left_out(client):
     shown = ["fault", "detection", "what the customer sees", "who pays", "recovery"]
     assert re.findall(r"<th>(.*?)</th>", html) == shown
     assert all(row.count("<td") in {0, 5} for row in html.split("<tr>"))
-    assert "test_" not in html
+    assert "test_" not in html  # the column that is left out names tests
     assert "No section has these words" in page(client, "", q="test_runs_go_on_and_end_while_everything_is_dead")
 
 

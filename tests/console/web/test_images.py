@@ -48,7 +48,7 @@ def test_an_image_is_edited_deleted_and_created_again(customer, owner_page):
     owner_page.post(reverse("image_new"), MINE)
     edit, delete = (reverse(name, args=["a-mine"]) for name in ("image_edit", "image_delete"))
     refused = owner_page.post(edit, MINE | {"reference": "no"}).content.decode()
-    assert "registry.example.com/team/train:1.2" in refused
+    assert "registry.example.com/team/train:1.2" in refused  # the example in the error
     assert owner_page.post(edit, MINE | CHANGED | {"name": "another"}).status_code == 302
     image = Image.objects.get(organization=customer.organization)
     assert (image.name, image.title, image.reference) == ("a-mine", *CHANGED.values())

@@ -39,7 +39,7 @@ def attempt(customer):
 
 @pytest.fixture
 def node(customer, short_folders, monkeypatch):
-    """A listening Node 0 of the job."""
+    """Node 0 of the job, which listens: without it no shell opens."""
     folder = short_folders()
 
     def shell_socket(_name, node):
@@ -74,7 +74,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
             await websocket.send(b"ls")
             assert await websocket.recv() == b"i\x00\x02ls"  # the node returns its frames: see `runtime.launcher.shell`
             await websocket.send(json.dumps({"rows": 50, "columns": 200}))
-            assert await websocket.recv() == b"s\x00\x04\x00\x32\x00\xc8"
+            assert await websocket.recv() == b"s\x00\x04\x00\x32\x00\xc8"  # 4 bytes: 50 rows, 200 columns
             await websocket.send(b"exit")
             return await closing_code(websocket)
 
@@ -112,6 +112,7 @@ def test_only_an_admitted_member_on_the_consoles_own_page_gets_a_shell(browser, 
     for origin in ("http://evil.example", member.url.replace("http", "https"), "null"):
         refused(lambda origin=origin: member.websocket(attempt.job_id, origin=origin))
     refused(lambda: member.websocket(attempt.job_id, node=1))  # the job's second node, where no shell listens
+    # A page has no websocket.
     refused(lambda: connect(f"{member.url.replace('http', 'ws')}/jobs/", origin=member.url, proxy=None))
     for name, allowed in (("shell_enabled", True), ("requires_second_factor", False)):
         setattr(organization, name, not allowed)
