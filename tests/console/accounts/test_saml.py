@@ -149,6 +149,7 @@ def test_a_response_is_used_once_and_by_the_browser_that_asked(idp):
     for each in (client, thief):
         assert deliver(each, xml).status_code == 401
         assert logged_in_user(each) is None
+    # A response is stored in a session of its own, until it is checked.
     assert not Session.objects.filter(pk__in=[c.cookies["saml-acs-session"].value for c in (client, thief)]).exists()
 
 
