@@ -22,7 +22,7 @@ from tests.flows.console import ROOT, Console
 from tests.migrations import copy_migrated_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.flow, pytest.mark.xdist_group("backup")]
-FILLED = """
+FILL_AND_BACK_UP = """
 from django.conf import settings
 from django.core.management import call_command
 settings.EMBEDDED.start(database=True, broker=False)
@@ -65,7 +65,7 @@ CRASHES = {
     "in the middle of the files": (
         "swap = archive._swap_entries\narchive._swap_entries = lambda root: (swap(root), die())"
     ),
-    "before the schema": "archive.call_command = die",
+    "before the migrations": "archive.call_command = die",
 }
 """Code that kills a restore, by the moment of its death, in the order of a restore."""
 BEFORE_THE_DATABASE = {"while files are unpacked", "before the database", "in the middle of the database"}
@@ -115,7 +115,7 @@ def origin(short_folders, tmp_path_factory):
     created.file.parent.mkdir(parents=True)
     created.file.write_bytes(b"first@example.com" * 1000)
     created.file.parent.chmod(0o555)
-    done = created.manage("shell", "-v", "0", "-c", FILLED % created.backup)
+    done = created.manage("shell", "-v", "0", "-c", FILL_AND_BACK_UP % created.backup)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in created.backup.parent.iterdir()] == ["one"]
     yield created
@@ -158,6 +158,7 @@ def copied(backup, tmp_path):
 
 
 def change(folder, **changes):
+    """Change entries of a backup's manifest."""
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
@@ -235,7 +236,7 @@ def test_a_refused_restore_changes_nothing(copied, console_settings):
 def test_an_unfinished_restore_is_neither_backed_up_nor_served(console_settings, tmp_path, monkeypatch):
     console_settings.TRAINYARD_RUNS_ROOT.mkdir()
     (console_settings.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
-    monkeypatch.setattr(deployment, "findings", list)
+    monkeypatch.setattr(deployment, "findings", list)  # else `prepare` may refuse the settings of tests first
     console_settings.EMBEDDED = Embedded(tmp_path)  # `up` stops these servers at its end
     monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # else `up` would leave its handlers here
     for command in (["backup", tmp_path / "never"], ["prepare"], ["up"]):
