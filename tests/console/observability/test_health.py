@@ -18,6 +18,7 @@ from tests.factories.accounts import UserFactory
 
 pytestmark = pytest.mark.django_db
 PROCESSES = [("beat", ""), ("worker", ""), ("worker", "dispatch"), ("watcher", "default")]
+"""Kind and part of each heartbeat that is expected: the dispatcher is a worker, and a watcher's part is its cluster."""
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_process_without_heartbeats_degrades_the_console(client):
     for kind, part in PROCESSES:
         silence(kind, part, health.LATE_SECONDS[kind] + 1)
         assert ready(client) == (200, "degraded", {kind: "degraded"})
-        heartbeats._next_at.clear()
+        heartbeats._next_at.clear()  # so that the next heartbeat is due at once
         heartbeats.send(kind, part)
 
 

@@ -28,6 +28,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def customer(db, backend, redis_keys):
+    """The customer, whose jobs are counted in Redis under a prefix that no other test has."""
     return Customer(backend)
 
 
@@ -90,6 +91,7 @@ def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape
     for samples in (scrape(), scrape()):  # the second must not add the same events again
         assert samples["transition_seconds_count", "queued", "starting"] == 1
         assert samples["transition_seconds_count", "running", "starting"] == 1
+        # The run took 100 s: more than 60, less than 300.
         assert samples["transition_seconds_bucket", "60.0", "failed", "running"] == 0
         assert samples["transition_seconds_bucket", "300.0", "failed", "running"] == 1
         assert 100 <= samples["transition_seconds_sum", "failed", "running"] < 120
@@ -111,7 +113,7 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
     assert samples["figures_behind",] == 1
     while samples["figures_behind",]:
         samples, rounds = scrape(), rounds + 1
-    assert rounds > 2
+    assert rounds > 2  # two scrapes of four events each were not enough
     assert of_events(samples) == of_events(before)
 
 

@@ -71,6 +71,7 @@ class Receiver:
         return [resource for request in self.requests for resource in request.resource_spans]
 
     def all(self):
+        """Return the received spans."""
         return [span for resource in self.resources() for scope in resource.scope_spans for span in scope.spans]
 
     def spans(self):
@@ -80,6 +81,7 @@ class Receiver:
 
 @pytest.fixture
 def receiver(monkeypatch):
+    """A Receiver to which this process sends its spans."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     created = Receiver()
     tracing.start(endpoint=created.url)
@@ -91,6 +93,7 @@ def receiver(monkeypatch):
 
 
 def attributes(holder):
+    """Return the attributes of a span or a resource by name."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes}
 
 
@@ -153,7 +156,7 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
     client = api(customer.membership)
     quote = client.post("/api/v1/quotes/", customer.form()).json()["id"]
     client.post("/api/v1/orders/", {"quote": quote})
-    task, headers = messages[-1]  # run it with its headers, as a worker does
+    task, headers = messages[-1]  # run it for the cluster `default` with its headers, as a worker does
     build_tracer(task.name, task, app=app)("id-1", ("default",), {}, {"id": "id-1", "task": task.name, **headers})
     job = Job.objects.get()
     attempt = job.attempts.get()
