@@ -220,7 +220,7 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
     assert Client().get(USERINFO_URL, headers=bearer(token)).status_code == 401
 
 
-def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner, stranger):
+def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, stranger):
     got, other = log_in_to(browser, hub), Client()
     other.force_login(stranger.user)
     end = reverse("security_end_client_access", args=[hub.pk])

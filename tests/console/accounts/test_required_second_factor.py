@@ -76,7 +76,8 @@ def test_a_member_without_a_second_factor_is_redirected_from_every_page_to_set_i
     assert "requires a second factor" not in client.get(SECURITY).text
 
 
-def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_session(required, member, api):
+@pytest.mark.usefixtures("required")
+def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_session(member, api):
     by_token, by_session = api(member), logged_in(member.user)
     # ROUTES has every route of the API with its methods.
     asked = [(by_token, method, route) for route, methods in ROUTES.items() for method in methods]
@@ -87,7 +88,8 @@ def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_sessi
     assert {client.get("/api/v1/whoami/").status_code for client in (by_token, by_session)} == {200}
 
 
-def test_other_organizations_and_service_accounts_are_not_affected(required, owner, member, api):
+@pytest.mark.usefixtures("required")
+def test_other_organizations_and_service_accounts_are_not_affected(owner, member, api):
     other = MembershipFactory(user=member.user)
     client = logged_in(member.user)
     assert client.get("/").url == SECURITY

@@ -174,7 +174,8 @@ def test_a_log_in_that_the_provider_starts_works_once_if_it_is_allowed(idp, sett
     assert deliver(thief, stolen.replace(answered, "", 1)).status_code == 401
 
 
-def test_the_url_for_responses_limits_what_it_stores_and_there_is_no_single_log_out(idp, settings):
+@pytest.mark.usefixtures("idp")
+def test_the_url_for_responses_limits_what_it_stores_and_there_is_no_single_log_out(settings):
     client, address = browser(), reverse("saml_acs", args=["acme"])
     assert client.get(address).status_code == 405
     assert client.post(reverse("saml_acs", args=["unknown"])).status_code == 404

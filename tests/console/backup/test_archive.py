@@ -163,7 +163,8 @@ def change(folder, **changes):
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
 
-def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(console_settings, backup, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("console_settings")
+def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(backup, tmp_path, monkeypatch):
     with pytest.raises(CommandError, match="already exists"):
         call_command("backup", backup)
 

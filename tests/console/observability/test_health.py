@@ -95,7 +95,8 @@ def test_a_process_that_cannot_work_is_not_ready(client, monkeypatch, settings, 
     assert "secret host" not in client.get("/readyz").content.decode()
 
 
-def test_without_redis_the_state_of_other_processes_is_unknown(client, no_redis):
+@pytest.mark.usefixtures("no_redis")
+def test_without_redis_the_state_of_other_processes_is_unknown(client):
     unknown = dict.fromkeys(("beat", "worker", "watcher"), "degraded")
     assert ready(client) == (503, "not_ready", {"redis": "failed"} | unknown)
 

@@ -142,8 +142,9 @@ def test_a_request_is_a_trace_of_its_own_linked_to_the_clients(client, owner, re
     assert {attributes(each.resource)["service.name"] for each in receiver.resources()} == {"trainyard"}
 
 
+@pytest.mark.usefixtures("redis_keys")
 @pytest.mark.django_db(transaction=True)
-def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeypatch, redis_keys):
+def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeypatch):
     customer = Customer(backend)
     messages = []
 
@@ -192,8 +193,9 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
         assert nanoseconds / 1e9 == pytest.approx(at.timestamp(), abs=1e-3)
 
 
+@pytest.mark.usefixtures("redis_keys")
 def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
-    customer, receiver, redis_keys, django_capture_on_commit_callbacks
+    customer, receiver, django_capture_on_commit_callbacks
 ):
     Job.objects.filter(pk=customer.job().pk).update(traceparent=PARENT)
     with (
@@ -206,7 +208,8 @@ def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
     assert submit.links[0].span_id == reconcile.span_id
 
 
-def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_ended(customer, backend, redis_keys):
+@pytest.mark.usefixtures("redis_keys")
+def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_ended(customer, backend):
     first = customer.started()
     assert "TRACEPARENT" not in backend.environment(backend.runs[first.run_name].spec, 0)  # the job is not traced yet
     Job.objects.filter(pk=first.job_id).update(traceparent=PARENT)

@@ -81,7 +81,7 @@ def test_other_languages_say_that_the_text_is_english(client):
     assert note in client.get(url, headers={"accept-language": "zh-hans"}).content.decode()
 
 
-def test_markup_of_a_guide_is_escaped(client, settings, tmp_path):
+def test_markup_of_a_guide_is_escaped(settings, tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "faults.md").write_text("# T\n\n## <b>x</b>\n\n<script>alert(1)</script> [a](javascript:x)\n")
     settings.BASE_DIR = tmp_path

@@ -123,7 +123,7 @@ def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(custome
         customer.write("notes/plan.md", "# Plan")
 
 
-def test_a_workspace_starts_with_an_example_or_a_copy(customer, owner_page):
+def test_a_workspace_starts_with_an_example_or_a_copy(owner_page):
     create = lambda **form: owner_page.post(reverse("workspace_new"), form)
     page = _text(owner_page.get(reverse("workspace_new")))
     assert '<option value="mnist_ddp">mnist_ddp: Train a small' in page

@@ -104,7 +104,7 @@ def test_one_click_checks_an_image_until_the_daily_limit_also_from_the_training_
     assert "The limit is 2 per organization" in check(data=form, follow=True).content.decode()
 
 
-def test_the_catalogue_shows_what_an_image_contains(customer, owner_page, monkeypatch):
+def test_the_catalogue_shows_what_an_image_contains(owner_page, monkeypatch):
     known = Contents("3.11.7", "12.8", {"pytorch": "2.13.0"}, {"torch": "2.13.0"})
     monkeypatch.setattr(images, "read_contents", lambda _root, name: known if name == "pytorch" else None)
     page = " ".join(owner_page.get(reverse("image_list")).content.decode().split())

@@ -65,7 +65,8 @@ def audited():
     return [(event.action, event.target, event.data | {"seconds": 0}, event.address) for event in events]
 
 
-def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, attempt, node):
+@pytest.mark.usefixtures("node")
+def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, attempt):
     member = browser(customer.membership)
 
     async def use():
@@ -159,7 +160,8 @@ def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers
     assert [action for action, *_rest in audited()] == ["shell.opened", "shell.closed"]
 
 
-def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, attempt, node, monkeypatch):
+@pytest.mark.usefixtures("node")
+def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, attempt, monkeypatch):
     monkeypatch.setattr(gateway, "CHECK_SECONDS", 0.05)
 
     def set_enabled(*, is_enabled):
@@ -201,7 +203,8 @@ def one_shell(monkeypatch):
     monkeypatch.setattr(gateway, "MAX_SHELLS", 1)
 
 
-def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, attempt, node):
+@pytest.mark.usefixtures("one_shell")
+def test_a_shell_is_bounded_in_what_it_sends_and_takes(browser, customer, attempt, node):
     node.output = b"x" * (gateway.MAX_UNACKNOWLEDGED_BYTES + 2 * gateway.READ_BYTES)
     member = browser(customer.membership)
 

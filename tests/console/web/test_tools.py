@@ -221,7 +221,8 @@ def test_the_command_serves_until_sigterm(root):
     assert not (root / control.CONTROL_SOCKET).exists()
 
 
-def test_missing_and_unreadable_logs_are_refused_with_a_reason(root, customer, monkeypatch, api):
+@pytest.mark.usefixtures("root")
+def test_missing_and_unreadable_logs_are_refused_with_a_reason(customer, monkeypatch, api):
     attempt = customer.started()
     client, address = api(customer.membership), f"/api/v1/jobs/{attempt.job_id}/tensorboard/"
     shutil.rmtree(customer.backend.run_folder(attempt.run_name))  # as clean-up does once the retention has ended
