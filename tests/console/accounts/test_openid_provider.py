@@ -177,7 +177,7 @@ def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
     quoted = client.post("/api/v1/notebooks/quotes/", asked, content_type="application/json", headers=headers)
     assert quoted.status_code == 201, quoted.content
     refused = set()
-    for route, methods in ROUTES.items():  # every route of the API, with its methods
+    for route, methods in ROUTES.items():  # every route of the API with its methods; public ones have none
         if not route.startswith("notebooks/"):
             path = f"/api/v1/{re.sub(r'<[^>]*>', '1', route)}"
             refused |= {client.generic(method, path, headers=headers).status_code for method in methods}

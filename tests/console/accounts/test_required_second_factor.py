@@ -79,7 +79,7 @@ def test_a_member_without_a_second_factor_is_redirected_from_every_page_to_set_i
 @pytest.mark.usefixtures("required")
 def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_session(member, api):
     by_token, by_session = api(member), logged_in(member.user)
-    # ROUTES has every route of the API with its methods.
+    # ROUTES has every route of the API with its methods; public routes have none.
     asked = [(by_token, method, route) for route, methods in ROUTES.items() for method in methods]
     for client, method, route in (*asked, (by_session, "GET", "whoami/"), (by_session, "GET", "jobs/")):
         answer = client.generic(method, f"/api/v1/{path_of(route)}")

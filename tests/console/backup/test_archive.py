@@ -253,6 +253,7 @@ def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(or
     with subprocess.Popen(command, cwd=ROOT, env=target.environment, text=True, stdin=pipe, stdout=pipe) as restores:
 
         def restore(crash=""):
+            """Restore with this crash. Return the next line that RESTORES prints."""
             # A restore refuses a database in use, and PostgreSQL ends a killed attempt's session a moment later.
             wait_for(lambda: target.query(OTHER_SESSIONS) == [])
             print(repr(crash), file=restores.stdin, flush=True)

@@ -76,7 +76,7 @@ def test_a_quote_says_which_limit_is_reached_and_pages_of_money_show_the_budgets
     assert sentence in api["refusal"]
     assert sentence in text(owner_page.post(reverse("training_order"), {"quote": str(quote.pk)}))
     assert Job.objects.count() == before
-    for page in ("wallet", "cost_list"):
+    for page in ("wallet", "cost_list"):  # the number is the share of the budget that is used, in per cent
         is_alert_shown = 'data-budget-alert="100"' in text(owner_page.get(reverse(page)))
         assert is_alert_shown == (use_up is use_up_budget), page
 

@@ -31,7 +31,7 @@ def save_card(page, provider):
 def saved_card(customer, owner_page, provider):
     """The owner's saved card."""
     save_card(owner_page, provider)
-    provider.deliver()
+    provider.deliver()  # so that a test delivers only its own events; the cards are read from the provider
     return customers.saved_cards(customer.organization)[0].card
 
 
@@ -126,7 +126,9 @@ def take_back(account, amount_minor):
 def quote(customer):
     """A quote that the empty wallet can't pay."""
     take_back(customer.wallet, customer.wallet.posted_minor)
-    return orders.quote_order(membership=customer.membership, data=customer.form(max_seconds=36_000))
+    return orders.quote_order(
+        membership=customer.membership, data=customer.form(max_seconds=36_000)
+    )  # 10 h on two nodes: $18
 
 
 def pay_quote(page, quote, provider, card=GOOD):
