@@ -24,7 +24,7 @@ def actions(organization):
 @pytest.mark.usefixtures("proxied")
 def test_each_organization_of_a_person_learns_of_a_log_in_and_its_address(owner, stranger):
     second, client = MembershipFactory(user=owner.user), Client()
-    through_proxy = behind("1.2.3.4, 192.0.2.7")
+    through_proxy = behind("1.2.3.4, 192.0.2.7")  # the client wrote the first address, the proxy added the second
     client.post(reverse("account_login"), {"login": owner.user.email, "password": PASSWORD}, **through_proxy)
     form = {"oldpassword": PASSWORD, "password1": "plain horse 9", "password2": "plain horse 9"}
     client.post(reverse("account_change_password"), form, **through_proxy)
@@ -83,7 +83,7 @@ def test_the_page_filters_and_continues_without_counting(owner, client, django_a
     AuditEvent.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(days=9), address="2001:db8::1")
     client.force_login(owner.user)
     get = lambda **query: client.get(PAGE, query)
-    with django_assert_max_num_queries(12) as captured:
+    with django_assert_max_num_queries(12) as captured:  # however many events there are
         first = get()
     assert not any("COUNT(" in query["sql"] for query in captured.captured_queries)
     assert "bob@example.com" in first.text

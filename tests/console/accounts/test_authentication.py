@@ -68,6 +68,7 @@ def test_the_time_of_last_use_is_stored_once_a_minute(api, owner, django_assert_
 
 
 def client_with_created_token(api, answer):
+    """Return a client with the token that a request has created."""
     client = api(None)
     client.credentials(HTTP_AUTHORIZATION=f"Token {answer.data['secret']}")
     return client
@@ -139,6 +140,7 @@ def test_a_session_needs_the_csrf_token_to_change_anything(owner):
 
 
 def request_of(user, **session):
+    """Return a request as the middleware leaves it, with these values in its session."""
     request = RequestFactory().get("/")
     request.user, request.session = user, SessionStore()
     request.session.update(session)
@@ -163,6 +165,7 @@ def test_the_first_membership_is_used_unless_another_is_chosen_or_there_is_none(
 
 
 def request_by_session(membership):
+    """Return a request of the API framework with the session of a logged-in browser, and the browser."""
     client = Client()
     client.force_login(membership.user)
     request = RequestFactory().get("/")
@@ -172,6 +175,7 @@ def request_by_session(membership):
 
 
 def request_by_token(membership):
+    """Return a request of the API framework with a token. There is no browser."""
     _, secret = services.create_token(membership=membership, name="test")
     request = RequestFactory().get("/", headers={"authorization": f"Token {secret}"})
     return Request(request, authenticators=[TokenAuthentication()]), None

@@ -1,4 +1,4 @@
-"""Invitations: the owner does not learn whether the address has an account; only who accepts becomes a member."""
+"""Invitations: the owner does not learn whether the address has an account, and nobody joins without accepting."""
 
 import re
 from datetime import timedelta

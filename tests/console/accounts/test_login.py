@@ -133,6 +133,7 @@ def test_a_process_hashes_few_passwords_at_once(monkeypatch):
         return password
 
     monkeypatch.setattr(Argon2PasswordHasher, "encode", encode)
+    # Eight calls: a multiple of the limit, so that no call waits in vain for others.
     with ThreadPoolExecutor(4 * hashers.MAX_CONCURRENT_HASHES) as pool:
         hashes = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(8)]
     assert [each.result() for each in hashes] == ["x"] * 8

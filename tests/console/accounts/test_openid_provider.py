@@ -43,6 +43,7 @@ def hub():
 
 @pytest.fixture
 def browser(owner):
+    """The test client in which the owner is logged in."""
     client = Client()
     client.force_login(owner.user)
     return client
@@ -176,7 +177,7 @@ def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
     quoted = client.post("/api/v1/notebooks/quotes/", asked, content_type="application/json", headers=headers)
     assert quoted.status_code == 201, quoted.content
     refused = set()
-    for route, methods in ROUTES.items():
+    for route, methods in ROUTES.items():  # every route of the API with its methods; public ones have none
         if not route.startswith("notebooks/"):
             path = f"/api/v1/{re.sub(r'<[^>]*>', '1', route)}"
             refused |= {client.generic(method, path, headers=headers).status_code for method in methods}
@@ -205,21 +206,21 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
         "/api/v1/notebooks/quotes/", "{}", content_type="application/json", headers=bearer(token, other)
     )
     assert run.status_code == 403  # the role *billing* may not run notebooks
-    # Without the service, which refuses it to an owner without a second factor.
+    # Written to the row, because `set_second_factor_required` refuses an owner who has no second factor.
     owner.organization.requires_second_factor = True
     owner.organization.save()
     assert status(mine) == 403
     userinfo = Client().get(USERINFO_URL, headers=bearer(token)).json()
     assert [each["slug"] for each in userinfo["organizations"]] == [other]
     second.delete()
-    assert status() == 403
+    assert status() == 403  # the only organization that is left requires a second factor
     owner.user.is_active = False
     owner.user.save()
     assert status(mine) == 401
     assert Client().get(USERINFO_URL, headers=bearer(token)).status_code == 401
 
 
-def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, owner, stranger):
+def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, stranger):
     got, other = log_in_to(browser, hub), Client()
     other.force_login(stranger.user)
     end = reverse("security_end_client_access", args=[hub.pk])
@@ -267,7 +268,7 @@ def test_administrators_register_clients_with_exact_addresses(admin_client):
 def test_a_redirect_uri_is_complete_and_encrypted():
     for address, is_good in {
         HUB: True,
-        "http://127.0.0.1:8000/hub/oauth_callback": True,
+        "http://127.0.0.1:8000/hub/oauth_callback": True,  # this machine needs no encryption
         "http://hub.example.com/": False,
         "https://*.example.com/": False,
         "https://a:b@example.com/": False,

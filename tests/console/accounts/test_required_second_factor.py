@@ -32,6 +32,7 @@ OPEN = PERSONAL | {
 """URL names that stay open to members without a second factor."""
 ARGUMENTS = {"uuid": "00000000-0000-4000-8000-000000000000", "int": "1", "file": "a.py"}
 PATCH = {"path": "/api/v1/organization/", "content_type": "application/json"}
+"""The options of a request that changes the organization, except its data."""
 
 
 def protect(user):
@@ -75,8 +76,10 @@ def test_a_member_without_a_second_factor_is_redirected_from_every_page_to_set_i
     assert "requires a second factor" not in client.get(SECURITY).text
 
 
-def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_session(required, member, api):
+@pytest.mark.usefixtures("required")
+def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_session(member, api):
     by_token, by_session = api(member), logged_in(member.user)
+    # ROUTES has every route of the API with its methods; public routes have none.
     asked = [(by_token, method, route) for route, methods in ROUTES.items() for method in methods]
     for client, method, route in (*asked, (by_session, "GET", "whoami/"), (by_session, "GET", "jobs/")):
         answer = client.generic(method, f"/api/v1/{path_of(route)}")
@@ -85,7 +88,8 @@ def test_a_member_without_a_second_factor_reaches_no_api_route_by_token_or_sessi
     assert {client.get("/api/v1/whoami/").status_code for client in (by_token, by_session)} == {200}
 
 
-def test_other_organizations_and_service_accounts_are_not_affected(required, owner, member, api):
+@pytest.mark.usefixtures("required")
+def test_other_organizations_and_service_accounts_are_not_affected(owner, member, api):
     other = MembershipFactory(user=member.user)
     client = logged_in(member.user)
     assert client.get("/").url == SECURITY

@@ -149,6 +149,7 @@ def test_a_response_is_used_once_and_by_the_browser_that_asked(idp):
     for each in (client, thief):
         assert deliver(each, xml).status_code == 401
         assert logged_in_user(each) is None
+    # A response is stored in a session of its own, until it is checked.
     assert not Session.objects.filter(pk__in=[c.cookies["saml-acs-session"].value for c in (client, thief)]).exists()
 
 
@@ -173,7 +174,8 @@ def test_a_log_in_that_the_provider_starts_works_once_if_it_is_allowed(idp, sett
     assert deliver(thief, stolen.replace(answered, "", 1)).status_code == 401
 
 
-def test_the_url_for_responses_limits_what_it_stores_and_there_is_no_single_log_out(idp, settings):
+@pytest.mark.usefixtures("idp")
+def test_the_url_for_responses_limits_what_it_stores_and_there_is_no_single_log_out(settings):
     client, address = browser(), reverse("saml_acs", args=["acme"])
     assert client.get(address).status_code == 405
     assert client.post(reverse("saml_acs", args=["unknown"])).status_code == 404

@@ -75,7 +75,7 @@ def test_a_log_in_needs_the_code_and_a_code_works_once(user):
 
 def test_wrong_codes_are_limited_by_account_across_ip_addresses(user):
     _secret, codes = set_up_authenticator_app(user)
-    for number in range(5):
+    for number in range(5):  # as many wrong codes as an account may have
         client, _answer = enter_password(user, f"198.51.100.{number + 10}")
         answer = client.post(reverse("mfa_authenticate"), {"code": "000000"}, **behind(f"198.51.100.{number + 10}"))
         assert "Incorrect code" in answer.content.decode()

@@ -62,7 +62,7 @@ def test_a_disabled_or_deleted_service_account_is_refused_and_stays_in_the_audit
     ]  # fmt: skip
 
 
-def test_a_service_account_cannot_log_in_even_with_a_password_or_a_session(owner, robot):
+def test_a_service_account_cannot_log_in_even_with_a_password_or_a_session(robot):
     user = robot.membership.user
     assert not user.has_usable_password()
     user.set_password("a password that somebody set")
@@ -85,7 +85,8 @@ def test_a_service_account_is_not_listed_as_a_member_and_never_counts_as_an_owne
     assert selectors.owners_count(organization=owner.organization) == 1
 
 
-def test_an_invalid_name_or_one_that_is_taken_in_the_organization_creates_no_service_account(owner, robot, stranger):
+@pytest.mark.usefixtures("robot")
+def test_an_invalid_name_or_one_that_is_taken_in_the_organization_creates_no_service_account(owner, stranger):
     for name in ("", "-a", "a-", "A", "a b", "a.b", "x" * 41, "robot", "a@b", "a\n"):
         with pytest.raises(InvalidInput):
             service_accounts.create(actor=owner, name=name, role="member")

@@ -20,6 +20,7 @@ HOSTS = itertools.count(1)
 
 
 def sign_up(email, query="", **more):
+    """Return a new browser that has sent the sign-up form, and the answer."""
     client = Client(REMOTE_ADDR=f"10.9.8.{next(HOSTS)}")  # rate limits by IP address outlive a test
     form = {"email": email, "organization": "", "password1": PASSWORD, "password2": PASSWORD} | more
     return client, client.post(reverse("account_signup") + query, form)

@@ -98,7 +98,7 @@ def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_truste
     for domain, stated, is_verified in (
         ("example.com", True, True),
         ("example.com", False, False),
-        ("example.com", "false", False),
+        ("example.com", "false", False),  # a string, which Python takes for true
         ("trusted.example.com", False, True),
     ):
         email = fresh_email(domain)

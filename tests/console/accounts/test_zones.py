@@ -17,6 +17,7 @@ from console.web.templatetags import trainyard
 from jobs.messages import waiting_sentence
 
 MOMENT = datetime(2026, 11, 1, 3, 30, tzinfo=UTC)
+"""The first of a month in UTC, and still the last of the month before in New York."""
 NEW_YORK, BERLIN = "America/New_York", "Europe/Berlin"
 
 

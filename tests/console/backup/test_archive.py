@@ -22,7 +22,7 @@ from tests.flows.console import ROOT, Console
 from tests.migrations import copy_migrated_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.flow, pytest.mark.xdist_group("backup")]
-FILLED = """
+FILL_AND_BACK_UP = """
 from django.conf import settings
 from django.core.management import call_command
 settings.EMBEDDED.start(database=True, broker=False)
@@ -65,7 +65,7 @@ CRASHES = {
     "in the middle of the files": (
         "swap = archive._swap_entries\narchive._swap_entries = lambda root: (swap(root), die())"
     ),
-    "before the schema": "archive.call_command = die",
+    "before the migrations": "archive.call_command = die",
 }
 """Code that kills a restore, by the moment of its death, in the order of a restore."""
 BEFORE_THE_DATABASE = {"while files are unpacked", "before the database", "in the middle of the database"}
@@ -115,7 +115,7 @@ def origin(short_folders, tmp_path_factory):
     created.file.parent.mkdir(parents=True)
     created.file.write_bytes(b"first@example.com" * 1000)
     created.file.parent.chmod(0o555)
-    done = created.manage("shell", "-v", "0", "-c", FILLED % created.backup)
+    done = created.manage("shell", "-v", "0", "-c", FILL_AND_BACK_UP % created.backup)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in created.backup.parent.iterdir()] == ["one"]
     yield created
@@ -158,11 +158,13 @@ def copied(backup, tmp_path):
 
 
 def change(folder, **changes):
+    """Change entries of a backup's manifest."""
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | changes))
 
 
-def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(console_settings, backup, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("console_settings")
+def test_a_backup_replaces_no_other_and_leaves_nothing_if_it_fails(backup, tmp_path, monkeypatch):
     with pytest.raises(CommandError, match="already exists"):
         call_command("backup", backup)
 
@@ -235,7 +237,7 @@ def test_a_refused_restore_changes_nothing(copied, console_settings):
 def test_an_unfinished_restore_is_neither_backed_up_nor_served(console_settings, tmp_path, monkeypatch):
     console_settings.TRAINYARD_RUNS_ROOT.mkdir()
     (console_settings.TRAINYARD_RUNS_ROOT / archive.UNFINISHED_MARKER).touch()
-    monkeypatch.setattr(deployment, "findings", list)
+    monkeypatch.setattr(deployment, "findings", list)  # else `prepare` may refuse the settings of tests first
     console_settings.EMBEDDED = Embedded(tmp_path)  # `up` stops these servers at its end
     monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # else `up` would leave its handlers here
     for command in (["backup", tmp_path / "never"], ["prepare"], ["up"]):
@@ -251,6 +253,7 @@ def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(or
     with subprocess.Popen(command, cwd=ROOT, env=target.environment, text=True, stdin=pipe, stdout=pipe) as restores:
 
         def restore(crash=""):
+            """Restore with this crash. Return the next line that RESTORES prints."""
             # A restore refuses a database in use, and PostgreSQL ends a killed attempt's session a moment later.
             wait_for(lambda: target.query(OTHER_SESSIONS) == [])
             print(repr(crash), file=restores.stdin, flush=True)

@@ -29,6 +29,7 @@ def described(root):
 
 
 def pack_and_unpack(root, tmp_path):
+    """Archive the folder and restore it elsewhere. Return what was packed, and the restored folder."""
     packed = trees.pack(root, tmp_path / "it.tar")
     into = tmp_path / "back"
     into.mkdir()
@@ -232,6 +233,7 @@ def test_an_entry_that_is_replaced_each_time_is_named_and_left_out(root, tmp_pat
 
 
 def member(name, kind=tarfile.REGTYPE, **fields):
+    """Return the header of an entry in a tar file."""
     info = tarfile.TarInfo(name)
     info.type = kind
     for field, value in fields.items():

@@ -48,7 +48,7 @@ def test_the_end_of_a_sweep_is_mailed_in_place_of_its_trials(client, sweeper, cu
     progress.advance(sweep_pk=sweep.pk)  # repeated, as by another process: it publishes no second notification
     kinds = Notification.objects.order_by("pk").values_list("kind", flat=True)
     assert list(kinds)[-2:] == ["job.failed", "sweep.ended"]
-    assert "job.succeeded" not in kinds
+    assert "job.succeeded" not in kinds  # of trials, only failures are published
 
     run_mails.send_due()
     [sent] = mail.outbox
@@ -66,11 +66,13 @@ def test_every_end_of_a_sweep_has_a_sentence():
 
 def test_a_member_chooses_what_is_mailed(client, customer):
     client.force_login(customer.membership.user)
+    # The contrary of the default, by which failures are mailed and successes are not.
     client.post(reverse("notification_choices"), {"mailed": ["job.succeeded", "nonsense"]})
-    customer.end(customer.started(nodes=1), Outcome.COMPLETED)
+    succeeded = customer.end(customer.started(nodes=1), Outcome.COMPLETED)
     customer.end(customer.started(nodes=1), Outcome.CODE_FAILED)
     run_mails.send_due()
-    assert len(mail.outbox) == 1
+    [sent] = mail.outbox
+    assert f"#{succeeded.pk} " in sent.subject
     assert emails.mail_recipients(customer.organization, "invoice.issued") == set()
     # Emails about failed top-ups, disputes and unpaid storage go to all payers, and cannot be declined.
     assert emails.payers(customer.organization) == {customer.membership.user}

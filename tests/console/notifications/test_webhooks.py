@@ -44,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver(settings):
+    """A running Receiver at a private address, to which the console may send in this test."""
     settings.WEBHOOK_PRIVATE_ADDRESSES = True
     with Receiver() as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -46,7 +46,8 @@ def counts():
     return {series.labels: series.counts for series in rows if series.labels[0] == "tests.record_context"}
 
 
-def test_a_worker_inherits_context_and_counts_tasks_by_outcome_and_sends_heartbeats(redis_keys, record_context, queue):
+@pytest.mark.usefixtures("redis_keys")
+def test_a_worker_inherits_context_and_counts_tasks_by_outcome_and_sends_heartbeats(record_context, queue):
     with context.bound(request_id="request-1", user=3, organization=5, job=7):
         record_context.apply_async(queue=queue)
     assert record_context.done.wait(20)
@@ -64,7 +65,8 @@ def test_a_worker_inherits_context_and_counts_tasks_by_outcome_and_sends_heartbe
     wait_for(lambda: heartbeats.latest(heartbeats.recent(), heartbeats.WORKER))
 
 
-def test_beat_sends_a_heartbeat_with_each_message(redis_keys, record_context, monkeypatch):
+@pytest.mark.usefixtures("redis_keys")
+def test_beat_sends_a_heartbeat_with_each_message(record_context, monkeypatch):
     queue = f"nobody-{uuid.uuid4().hex}"  # no worker consumes it: only sending matters here
     record_context.apply_async(queue=queue)  # by a process that is not beat
     assert not heartbeats.latest(heartbeats.recent(), heartbeats.BEAT)

@@ -18,6 +18,7 @@ from tests.factories.accounts import UserFactory
 
 pytestmark = pytest.mark.django_db
 PROCESSES = [("beat", ""), ("worker", ""), ("worker", "dispatch"), ("watcher", "default")]
+"""Kind and part of each heartbeat that is expected: the dispatcher is a worker, and a watcher's part is its cluster."""
 
 
 @pytest.fixture
@@ -94,7 +95,8 @@ def test_a_process_that_cannot_work_is_not_ready(client, monkeypatch, settings, 
     assert "secret host" not in client.get("/readyz").content.decode()
 
 
-def test_without_redis_the_state_of_other_processes_is_unknown(client, no_redis):
+@pytest.mark.usefixtures("no_redis")
+def test_without_redis_the_state_of_other_processes_is_unknown(client):
     unknown = dict.fromkeys(("beat", "worker", "watcher"), "degraded")
     assert ready(client) == (503, "not_ready", {"redis": "failed"} | unknown)
 
@@ -104,7 +106,7 @@ def test_a_process_without_heartbeats_degrades_the_console(client):
     for kind, part in PROCESSES:
         silence(kind, part, health.LATE_SECONDS[kind] + 1)
         assert ready(client) == (200, "degraded", {kind: "degraded"})
-        heartbeats._next_at.clear()
+        heartbeats._next_at.clear()  # so that the next heartbeat is due at once
         heartbeats.send(kind, part)
 
 

@@ -29,6 +29,7 @@ logging.getLogger("of.django").warning("password=%s", "hunter2")
 app.log.setup("INFO")
 logging.getLogger("of.celery").info("%s", "up")
 """
+"""Writes one line as Django configures logging, and one as Celery does."""
 
 
 @pytest.fixture

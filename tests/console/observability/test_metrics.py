@@ -28,6 +28,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def customer(db, backend, redis_keys):
+    """The customer, whose jobs are counted in Redis under a prefix that no other test has."""
     return Customer(backend)
 
 
@@ -90,6 +91,7 @@ def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape
     for samples in (scrape(), scrape()):  # the second must not add the same events again
         assert samples["transition_seconds_count", "queued", "starting"] == 1
         assert samples["transition_seconds_count", "running", "starting"] == 1
+        # The run took 100 s: more than 60, less than 300.
         assert samples["transition_seconds_bucket", "60.0", "failed", "running"] == 0
         assert samples["transition_seconds_bucket", "300.0", "failed", "running"] == 1
         assert 100 <= samples["transition_seconds_sum", "failed", "running"] < 120
@@ -111,7 +113,7 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
     assert samples["figures_behind",] == 1
     while samples["figures_behind",]:
         samples, rounds = scrape(), rounds + 1
-    assert rounds > 2
+    assert rounds > 2  # two scrapes of four events each were not enough
     assert of_events(samples) == of_events(before)
 
 
@@ -147,7 +149,8 @@ def test_no_scrape_reads_rows_that_have_ended(customer, scrape):
             assert not [line for line in plan if "Seq Scan on" in line and "nodespec" not in line], statement
 
 
-def test_payment_events_are_counted_by_state_and_the_lag_is_of_recent_ones(scrape, redis_keys):
+@pytest.mark.usefixtures("redis_keys")
+def test_payment_events_are_counted_by_state_and_the_lag_is_of_recent_ones(scrape):
     for number, (state, received, applied) in enumerate(
         [
             ("received", earlier(40), None),
@@ -180,7 +183,8 @@ def test_capacity_comes_from_the_watchers_heartbeat_and_a_scrape_queries_no_clus
     assert scrape()["cluster_up", "default"] == 0
 
 
-def test_a_scrape_counts_processes_streams_queued_tasks_and_errors_of_the_ledger(scrape, redis_keys):
+@pytest.mark.usefixtures("redis_keys")
+def test_a_scrape_counts_processes_streams_queued_tasks_and_errors_of_the_ledger(scrape):
     assert not [key for key in scrape() if key[0] == "ledger_wrong"]
     heartbeats.send(heartbeats.LEDGER, wrong={"transactions": 0, "balances": 2, "holds": 0})
     heartbeats.send(heartbeats.WATCHER, "default")
@@ -198,7 +202,8 @@ def test_a_scrape_counts_processes_streams_queued_tasks_and_errors_of_the_ledger
     assert samples["task_queue_length",] >= 1
 
 
-def test_requests_are_counted_by_the_pattern_of_their_path(client, owner, redis_keys, scrape):
+@pytest.mark.usefixtures("redis_keys")
+def test_requests_are_counted_by_the_pattern_of_their_path(client, owner, scrape):
     client.force_login(owner.user)
     for path in ("/jobs/4711/", "/static/css/none-1.css", "/no/such/address-1", "/no/such/address-2"):
         client.get(path)
@@ -213,7 +218,8 @@ def test_requests_are_counted_by_the_pattern_of_their_path(client, owner, redis_
     assert not [key for key in samples if "address-1" in " ".join(key) or "4711" in " ".join(key)]
 
 
-def test_without_redis_a_scrape_has_what_the_database_tells(scrape, no_redis):
+@pytest.mark.usefixtures("no_redis")
+def test_without_redis_a_scrape_has_what_the_database_tells(scrape):
     samples = scrape()
     assert (samples["up", "redis"], samples["up", "database"], samples["jobs_active", "running"]) == (0, 1, 0)
 
@@ -231,9 +237,8 @@ def test_sums_of_all_events_are_not_behind_if_redis_cannot_cache_them(customer, 
         assert samples["figures_behind",] == 0
 
 
-def test_a_scrape_is_answered_from_memory_for_a_moment(
-    client, settings, redis_keys, monkeypatch, django_assert_num_queries
-):
+@pytest.mark.usefixtures("redis_keys")
+def test_a_scrape_is_answered_from_memory_for_a_moment(client, settings, monkeypatch, django_assert_num_queries):
     settings.METRICS_TOKEN = TOKEN
     # A new collector, which remembers nothing of other tests.
     monkeypatch.setattr(metrics, "REGISTRY", SimpleNamespace(collect=metrics.Collector().collect))
@@ -253,7 +258,8 @@ def totals():
     return {each.labels[0]: each.counts for each in counters.read_series(TASK_TOTAL)}
 
 
-def test_counts_of_several_processes_are_added(redis_keys):
+@pytest.mark.usefixtures("redis_keys")
+def test_counts_of_several_processes_are_added():
     one, other = Buffer(), Buffer()
     for each, seconds in ((one, 0.01), (one, 0.2), (other, 700.0)):
         each.observe(TASK_SECONDS, seconds, task="x")
@@ -267,7 +273,8 @@ def test_counts_of_several_processes_are_added(redis_keys):
     assert totals() == {"x": (3,)}
 
 
-def test_counts_are_kept_until_redis_can_be_reached_again(redis_keys, settings):
+@pytest.mark.usefixtures("redis_keys")
+def test_counts_are_kept_until_redis_can_be_reached_again(settings):
     mine, url = Buffer(), settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock?db=0"
     redis_client.client.cache_clear()
@@ -280,7 +287,8 @@ def test_counts_are_kept_until_redis_can_be_reached_again(redis_keys, settings):
     assert totals() == {"x": (2,)}
 
 
-def test_a_forked_process_sends_its_own_counts_alone(redis_keys, monkeypatch):
+@pytest.mark.usefixtures("redis_keys")
+def test_a_forked_process_sends_its_own_counts_alone(monkeypatch):
     monkeypatch.setattr(counters, "FLUSH_SECONDS", 3600.0)  # this process's thread must not send before it is asked to
     mine = Buffer()
     count(mine, "x")
@@ -295,7 +303,8 @@ def test_a_forked_process_sends_its_own_counts_alone(redis_keys, monkeypatch):
     assert totals() == {"x": (1,), "y": (1,)}
 
 
-def test_counts_are_sent_without_a_call_and_their_series_are_limited(redis_keys, monkeypatch):
+@pytest.mark.usefixtures("redis_keys")
+def test_counts_are_sent_without_a_call_and_their_series_are_limited(monkeypatch):
     mine, sent = Buffer(), threading.Event()
     monkeypatch.setattr(mine, "flush", lambda: sent.set() or True)
     monkeypatch.setattr(counters, "MAX_BUFFER_KEYS", 10)

@@ -71,6 +71,7 @@ class Receiver:
         return [resource for request in self.requests for resource in request.resource_spans]
 
     def all(self):
+        """Return the received spans."""
         return [span for resource in self.resources() for scope in resource.scope_spans for span in scope.spans]
 
     def spans(self):
@@ -80,6 +81,7 @@ class Receiver:
 
 @pytest.fixture
 def receiver(monkeypatch):
+    """A Receiver to which this process sends its spans."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     created = Receiver()
     tracing.start(endpoint=created.url)
@@ -91,6 +93,7 @@ def receiver(monkeypatch):
 
 
 def attributes(holder):
+    """Return the attributes of a span or a resource by name."""
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes}
 
 
@@ -139,8 +142,9 @@ def test_a_request_is_a_trace_of_its_own_linked_to_the_clients(client, owner, re
     assert {attributes(each.resource)["service.name"] for each in receiver.resources()} == {"trainyard"}
 
 
+@pytest.mark.usefixtures("redis_keys")
 @pytest.mark.django_db(transaction=True)
-def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeypatch, redis_keys):
+def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeypatch):
     customer = Customer(backend)
     messages = []
 
@@ -153,7 +157,7 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
     client = api(customer.membership)
     quote = client.post("/api/v1/quotes/", customer.form()).json()["id"]
     client.post("/api/v1/orders/", {"quote": quote})
-    task, headers = messages[-1]  # run it with its headers, as a worker does
+    task, headers = messages[-1]  # run it for the cluster `default` with its headers, as a worker does
     build_tracer(task.name, task, app=app)("id-1", ("default",), {}, {"id": "id-1", "task": task.name, **headers})
     job = Job.objects.get()
     attempt = job.attempts.get()
@@ -189,8 +193,9 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
         assert nanoseconds / 1e9 == pytest.approx(at.timestamp(), abs=1e-3)
 
 
+@pytest.mark.usefixtures("redis_keys")
 def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
-    customer, receiver, redis_keys, django_capture_on_commit_callbacks
+    customer, receiver, django_capture_on_commit_callbacks
 ):
     Job.objects.filter(pk=customer.job().pk).update(traceparent=PARENT)
     with (
@@ -203,7 +208,8 @@ def test_a_run_that_reconciliation_starts_belongs_to_its_orders_trace(
     assert submit.links[0].span_id == reconcile.span_id
 
 
-def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_ended(customer, backend, redis_keys):
+@pytest.mark.usefixtures("redis_keys")
+def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_ended(customer, backend):
     first = customer.started()
     assert "TRACEPARENT" not in backend.environment(backend.runs[first.run_name].spec, 0)  # the job is not traced yet
     Job.objects.filter(pk=first.job_id).update(traceparent=PARENT)

@@ -68,6 +68,7 @@ def test_a_quote_says_which_limit_is_reached_and_pages_of_money_show_the_budgets
     quote = customer.quote()
     use_up(customer)
     before = Job.objects.count()
+    # `touched` names the fields that the customer has edited. Errors of other fields are not shown beside them.
     shown = text(owner_page.post(reverse("training_quote"), customer.form(touched="")))
     assert sentence in shown
     assert 'id="buy"' not in shown
@@ -75,18 +76,19 @@ def test_a_quote_says_which_limit_is_reached_and_pages_of_money_show_the_budgets
     assert sentence in api["refusal"]
     assert sentence in text(owner_page.post(reverse("training_order"), {"quote": str(quote.pk)}))
     assert Job.objects.count() == before
-    for page in ("wallet", "cost_list"):
+    for page in ("wallet", "cost_list"):  # the number is the share of the budget that is used, in per cent
         is_alert_shown = 'data-budget-alert="100"' in text(owner_page.get(reverse(page)))
         assert is_alert_shown == (use_up is use_up_budget), page
 
 
 def test_a_price_names_its_minimum_the_discount_of_many_nodes_and_what_a_fixed_price_includes(owner_page, customer):
     page = text(owner_page.get(reverse("training_new")))
-    assert "From 4 nodes: $0.81 / h each" in page
+    assert "From 4 nodes: $0.81 / h each" in page  # `nano`: 10 % less than $0.90
     specs = owner_page.get(reverse("api_node_specs")).json()["results"]
     assert page.count('data-discount="4"') == len(specs)
     assert specs[0]["discounts"] == [{"nodes_from": 4, "hourly_minor": "81.0000"}]
     form = customer.form(touched="", product="fixed", epochs=1, nodes=1, max_time="10")  # minutes
+    # An epoch's price includes 60 s: the product's reference of 20 s, times 1.5 for p90, times its headroom of 2.
     answer = text(owner_page.post(reverse("training_quote"), form))
     quote = Quote.objects.latest("created_at")
     for part in (
@@ -155,7 +157,7 @@ def test_without_pango_the_page_says_what_to_install(owner_page, completed_job, 
     def missing(_name):
         raise OSError("cannot load library 'libpango-1.0-0'")
 
-    invoice_pdf._weasyprint.cache_clear()
+    invoice_pdf._weasyprint.cache_clear()  # it keeps the module that an earlier call imported
     monkeypatch.setattr(invoice_pdf, "importlib", SimpleNamespace(import_module=missing))
     invoice = invoices.issue(organization=completed_job.organization)
     assert "need Pango" in text(owner_page.get(reverse("invoice_pdf", args=[invoice.pk]), follow=True))
@@ -211,6 +213,7 @@ def test_a_platform_fault_is_on_the_receipt_with_its_evidence(owner_page, custom
         customer.end(attempt, Outcome.NODE_LOST)
         job.refresh_from_db()
     shown = text(owner_page.get(reverse("receipt_detail", args=[job.order.hold.receipt.pk])))
-    assert shown.count('data-evidence="node_lost"') == job.attempts.count() == 3  # no more free retries
+    # The first attempt and two free retries, which are all that a job gets.
+    assert shown.count('data-evidence="node_lost"') == job.attempts.count() == 3
     assert "Attempt 1:" in shown
     assert job.order.hold.receipt.total_minor == 0

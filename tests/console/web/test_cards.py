@@ -31,7 +31,7 @@ def save_card(page, provider):
 def saved_card(customer, owner_page, provider):
     """The owner's saved card."""
     save_card(owner_page, provider)
-    provider.deliver()
+    provider.deliver()  # so that a test delivers only its own events; the cards are read from the provider
     return customers.saved_cards(customer.organization)[0].card
 
 
@@ -103,6 +103,7 @@ def test_automatic_top_ups_with_invalid_values_are_refused(owner_page, saved_car
         assert (answer.status_code, sentence in answer.content.decode()) == (422, True), changes
     assert not AutoTopUp.objects.exists()
     switch_on(owner_page, saved_card)
+    # As the third failure leaves them.
     AutoTopUp.objects.update(is_on=False, failures=3, last_failure="expired_card")
     assert "were switched off" in cards_page(owner_page)
     assert "The card has expired." in cards_page(owner_page)
@@ -125,7 +126,8 @@ def take_back(account, amount_minor):
 def quote(customer):
     """A quote that the empty wallet can't pay."""
     take_back(customer.wallet, customer.wallet.posted_minor)
-    return orders.quote_order(membership=customer.membership, data=customer.form(max_seconds=36_000))
+    ten_hours = customer.form(max_seconds=36_000)  # on two nodes: $18
+    return orders.quote_order(membership=customer.membership, data=ten_hours)
 
 
 def pay_quote(page, quote, provider, card=GOOD):

@@ -70,7 +70,7 @@ def test_columns_for_contributors_are_left_out(client):
     shown = ["fault", "detection", "what the customer sees", "who pays", "recovery"]
     assert re.findall(r"<th>(.*?)</th>", html) == shown
     assert all(row.count("<td") in {0, 5} for row in html.split("<tr>"))
-    assert "test_" not in html
+    assert "test_" not in html  # the column that is left out names tests
     assert "No section has these words" in page(client, "", q="test_runs_go_on_and_end_while_everything_is_dead")
 
 
@@ -81,7 +81,7 @@ def test_other_languages_say_that_the_text_is_english(client):
     assert note in client.get(url, headers={"accept-language": "zh-hans"}).content.decode()
 
 
-def test_markup_of_a_guide_is_escaped(client, settings, tmp_path):
+def test_markup_of_a_guide_is_escaped(settings, tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "faults.md").write_text("# T\n\n## <b>x</b>\n\n<script>alert(1)</script> [a](javascript:x)\n")
     settings.BASE_DIR = tmp_path

@@ -101,6 +101,7 @@ def test_the_cheapest_larger_node_that_takes_the_processes_is_offered(customer):
     dear = NodeSpecFactory(name="dear", cpus=64, memory_mib=131_072)
     for spec, amount in ((slow, 1), (dear, 99_999)):
         PriceFactory(book=draft, node_spec=spec, amount=amount)
+        # A book is published only if a product at a fixed price has one for each node spec.
         PriceFactory(book=draft, node_spec=spec, amount=amount, kind=PriceKind.FIXED_EPOCH, product="fixed")
     pricebooks.publish(book=draft)
     job = failed(customer, "", outcome=Outcome.OUT_OF_MEMORY, node_spec="medium", workers_per_node=1)

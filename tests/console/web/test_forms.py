@@ -123,7 +123,7 @@ def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(custome
         customer.write("notes/plan.md", "# Plan")
 
 
-def test_a_workspace_starts_with_an_example_or_a_copy(customer, owner_page):
+def test_a_workspace_starts_with_an_example_or_a_copy(owner_page):
     create = lambda **form: owner_page.post(reverse("workspace_new"), form)
     page = _text(owner_page.get(reverse("workspace_new")))
     assert '<option value="mnist_ddp">mnist_ddp: Train a small' in page
@@ -131,7 +131,7 @@ def test_a_workspace_starts_with_an_example_or_a_copy(customer, owner_page):
     workspace = Workspace.objects.get(name="one")
     script = files.read_text(root=selectors.workspace_folder(workspace), path="mnist_ddp.py")
     assert script == (settings.BASE_DIR / "examples" / "mnist_ddp.py").read_text()
-    (selectors.workspace_folder(workspace) / "link").symlink_to("/etc")
+    (selectors.workspace_folder(workspace) / "link").symlink_to("/etc")  # a copy leaves links out
     assert create(name="two", copy_of="one").status_code == 302
     copy = Workspace.objects.get(name="two")
     assert [entry.name for entry in files.list_folder(root=selectors.workspace_folder(copy)).entries] == [
@@ -183,6 +183,7 @@ def test_a_notebook_shows_its_cells_and_no_html(customer, owner_page):
     assert page.count("data:image/png;base64,iVBOR") == 1
     assert "evil" not in page
     assert "editor.js" in _text(owner_page.get(url, {"source": 1}))
+    # The last one is nested more deeply than Python's JSON reader can follow.
     for broken in ("{", "[]", '{"cells": [1]}', '{"cells": [{}]}', "[" * 100_000):
         customer.write("plot.ipynb", broken)
         assert "editor.js" in _text(owner_page.get(url))

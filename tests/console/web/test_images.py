@@ -48,7 +48,7 @@ def test_an_image_is_edited_deleted_and_created_again(customer, owner_page):
     owner_page.post(reverse("image_new"), MINE)
     edit, delete = (reverse(name, args=["a-mine"]) for name in ("image_edit", "image_delete"))
     refused = owner_page.post(edit, MINE | {"reference": "no"}).content.decode()
-    assert "registry.example.com/team/train:1.2" in refused
+    assert "registry.example.com/team/train:1.2" in refused  # the example in the error
     assert owner_page.post(edit, MINE | CHANGED | {"name": "another"}).status_code == 302
     image = Image.objects.get(organization=customer.organization)
     assert (image.name, image.title, image.reference) == ("a-mine", *CHANGED.values())
@@ -104,7 +104,7 @@ def test_one_click_checks_an_image_until_the_daily_limit_also_from_the_training_
     assert "The limit is 2 per organization" in check(data=form, follow=True).content.decode()
 
 
-def test_the_catalogue_shows_what_an_image_contains(customer, owner_page, monkeypatch):
+def test_the_catalogue_shows_what_an_image_contains(owner_page, monkeypatch):
     known = Contents("3.11.7", "12.8", {"pytorch": "2.13.0"}, {"torch": "2.13.0"})
     monkeypatch.setattr(images, "read_contents", lambda _root, name: known if name == "pytorch" else None)
     page = " ".join(owner_page.get(reverse("image_list")).content.decode().split())

@@ -23,8 +23,8 @@ def test_the_page_shows_and_changes_the_details(customer, owner_page):
     assert "&lt;/textarea&gt;&lt;b&gt;" in html
     assert f'value="{day}"' in html
     assert "then deleted" in html
-    assert "will be deleted on" not in html
-    # The page warns in the last days only.
+    # The page warns in the last seven days only.
+    assert "will be deleted on" not in owner_page.get(reverse("job_detail", args=[job.pk])).text
     owner_page.post(url, {"keep_until": (timezone.now() + 3 * DAY).date().isoformat()})
     assert "will be deleted on" in owner_page.get(reverse("job_detail", args=[job.pk])).text
     assert "Enter a date" in owner_page.post(url, {"keep_until": "9999-99-99"}, follow=True).text

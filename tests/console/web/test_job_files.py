@@ -46,7 +46,7 @@ def test_folders_and_files_of_a_job_are_shown_in_pages(customer, owner_page, job
     table = get(owner_page, "job_file", job.pk, "outputs/loss.csv")
     assert '<th scope="col">loss</th>' in table
     assert "<td>&lt;b&gt;</td>" in table
-    monkeypatch.setattr("console.web.job_files.PAGE_ROWS", 4)
+    monkeypatch.setattr("console.web.job_files.PAGE_ROWS", 4)  # of five rows: folders are first, links are left out
     first = owner_page.get(reverse("job_folder", args=[job.pk, "outputs"]))
     assert [name in first.text for name in ("loss.csv", "page.html")] == [True, False]
     assert ">page.html<" in owner_page.get(first.context["next_url"]).text

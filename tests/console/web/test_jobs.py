@@ -10,8 +10,10 @@ from runtime.specs import Capacity, LocalRankArgument, Outcome
 from tests.factories.jobs import start
 
 TOUCHED = "code_path,datasets,epochs,lr,batch_size,nodes,retries,on_hang,min_nodes,controller,local_rank_argument"
+"""Fields that the customer has edited. Errors of other fields are not shown yet."""
 CLOSED = '<details class="fold mt-4" id="advanced">'
 OPEN = '<details class="fold mt-4" id="advanced" open>'
+"""How the form begins its advanced options."""
 
 
 def text(answer):
@@ -113,7 +115,8 @@ def test_the_stacks_of_a_hang_are_shown(customer, owner_page):
     assert "Rank 0 is in" in stacks
     assert "File &quot;/workspace/train.py&quot;, line 8 in step</code>" in stacks
     assert "<script>" not in stacks
-    assert "No stack was captured" in text(owner_page.get(reverse("job_stacks", args=[attempt.job_id, 9])))
+    no_such_attempt = reverse("job_stacks", args=[attempt.job_id, 9])
+    assert "No stack was captured" in text(owner_page.get(no_such_attempt))
 
 
 def test_an_elastic_run_shows_its_nodes_over_time(customer, owner_page):

@@ -20,7 +20,7 @@ def trained(customer):
     return selectors.job_for(customer.organization, job.pk)
 
 
-def test_the_result_of_a_job_is_published_and_used(customer, trained, owner_page):
+def test_the_result_of_a_job_is_published_and_used(trained, owner_page):
     page = owner_page.get(reverse("job_publish", args=[trained.pk])).content.decode()
     assert '<option value="outputs/model.pt">' in page
     refused = owner_page.post(reverse("job_publish", args=[trained.pk]), {"path": "outputs/none", "name": "net"})

@@ -83,7 +83,7 @@ def test_a_failed_job_links_to_a_filled_in_form_for_a_notebook_but_buys_none(own
     form = owner_page.get(new).text
     assert f"job #{attempt.job_id} is gone" in form
     assert f'name="inspected_job" inputmode="numeric" value="{attempt.job_id}"' in form
-    assert 'value="digits@1" checked' in form
+    assert 'value="digits@1" checked' in form  # the version that the job read, not the latest
     assert re.search(r'name="node_spec" value="small"[^>]* checked', form)
     assert (Job.objects.count(), Quote.objects.filter(purchase__has_key="notebook").count()) == (1, 0)
     order = FORM | {"workspace": customer.workspace.name, "inspected_job": attempt.job_id}
@@ -171,6 +171,7 @@ def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},
         {
             "cell_type": "code",
+            # The last line begins with %, but is no magic of IPython.
             "source": ["%matplotlib inline\n", "import torch\n", "x = (7\n", "    % 4)"],
             "outputs": [],
         },
@@ -192,7 +193,7 @@ def test_a_notebook_becomes_a_script_that_can_be_trained(owner_page, customer):
     customer.write("lab/first.py", "mine = 1\n")
     owner_page.post(address)
     assert (customer.folder / "lab/first.py").read_text() == "mine = 1\n"
-    customer.write("lab/first.ipynb", "[" * 100_000)
+    customer.write("lab/first.ipynb", "[" * 100_000)  # nested too deeply to be read
     assert owner_page.post(address).url == reverse("workspace_file", args=[customer.workspace.name, "lab/first.ipynb"])
 
 

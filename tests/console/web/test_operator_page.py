@@ -17,6 +17,7 @@ from tests.factories.accounts import MembershipFactory, UserFactory
 
 LOGIN, SECURITY = reverse("account_login"), reverse("security")
 ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
+"""HTML with which a page could change or send something, or offer a download."""
 CHART_CONTROLS = re.compile(r'<form class="curves-controls.*?</form>', re.DOTALL)
 """Controls that change how the browser draws charts. They send nothing."""
 TAB_LIST = re.compile(r'<select class="[^"]*tabs-list".*?</select>', re.DOTALL)
@@ -47,6 +48,7 @@ def logged_in(user):
 
 
 def operator(*codenames, **options):
+    """Return a new user of the staff with these permissions."""
     user = UserFactory(is_staff=True, **options)
     user.user_permissions.add(*Permission.objects.filter(codename__in=codenames))
     return user
@@ -59,6 +61,7 @@ def main_of(answer):
 
 
 def test_only_administrators_with_the_permission_open_the_page(client, customer, completed_job, settings):
+    # An owner who is not of the staff.
     with_permission = MembershipFactory(role=Role.OWNER, organization=customer.organization).user
     with_permission.user_permissions.add(Permission.objects.get(codename="view_job"))
     opened = AuditEvent.objects.filter(action="job.page_opened_by_operator")

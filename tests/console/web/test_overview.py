@@ -37,7 +37,7 @@ def test_the_overview_says_what_runs_what_waits_and_why(customer, owner_page):
 
 def test_everything_that_needs_attention_is_linked(customer, browser, owner_page):
     organization, account = customer.organization, customer.wallet
-    attempt = customer.started(at=time.time() - 600)
+    attempt = customer.started(at=time.time() - 600)  # ten minutes ago, so that it costs more than the budget below
     failed = customer.end(attempt, Outcome.CODE_FAILED)
     Allocation.objects.create(
         organization=organization, kind=Allocation.Kinds.RUN, key="job:1", label="run", size_bytes=1,

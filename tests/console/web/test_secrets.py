@@ -28,7 +28,7 @@ def test_the_form_of_a_rerun_has_variables_and_names_of_secrets(customer, owner_
     assert "The platform sets RANK itself" in refused.text
 
 
-def test_registries_are_edited_and_deleted_on_their_page(customer, owner_page):
+def test_registries_are_edited_and_deleted_on_their_page(owner_page):
     path = reverse("registry_list")
     form = {"host": "a.example.com", "username": "me", "password": "hunter2-of-the-test"}
     assert owner_page.post(path, form).status_code == 302

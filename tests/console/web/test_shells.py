@@ -39,7 +39,7 @@ def attempt(customer):
 
 @pytest.fixture
 def node(customer, short_folders, monkeypatch):
-    """A listening Node 0 of the job."""
+    """Node 0 of the job, which listens: without it no shell opens."""
     folder = short_folders()
 
     def shell_socket(_name, node):
@@ -65,7 +65,8 @@ def audited():
     return [(event.action, event.target, event.data | {"seconds": 0}, event.address) for event in events]
 
 
-def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, attempt, node):
+@pytest.mark.usefixtures("node")
+def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, customer, attempt):
     member = browser(customer.membership)
 
     async def use():
@@ -74,7 +75,7 @@ def test_a_shell_passes_bytes_until_it_ends_and_is_in_the_audit_log(browser, cus
             await websocket.send(b"ls")
             assert await websocket.recv() == b"i\x00\x02ls"  # the node returns its frames: see `runtime.launcher.shell`
             await websocket.send(json.dumps({"rows": 50, "columns": 200}))
-            assert await websocket.recv() == b"s\x00\x04\x00\x32\x00\xc8"
+            assert await websocket.recv() == b"s\x00\x04\x00\x32\x00\xc8"  # 4 bytes: 50 rows, 200 columns
             await websocket.send(b"exit")
             return await closing_code(websocket)
 
@@ -112,6 +113,7 @@ def test_only_an_admitted_member_on_the_consoles_own_page_gets_a_shell(browser, 
     for origin in ("http://evil.example", member.url.replace("http", "https"), "null"):
         refused(lambda origin=origin: member.websocket(attempt.job_id, origin=origin))
     refused(lambda: member.websocket(attempt.job_id, node=1))  # the job's second node, where no shell listens
+    # A page has no websocket.
     refused(lambda: connect(f"{member.url.replace('http', 'ws')}/jobs/", origin=member.url, proxy=None))
     for name, allowed in (("shell_enabled", True), ("requires_second_factor", False)):
         setattr(organization, name, not allowed)
@@ -158,7 +160,8 @@ def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers
     assert [action for action, *_rest in audited()] == ["shell.opened", "shell.closed"]
 
 
-def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, attempt, node, monkeypatch):
+@pytest.mark.usefixtures("node")
+def test_an_open_shell_ends_with_the_session_the_job_and_the_setting(browser, customer, attempt, monkeypatch):
     monkeypatch.setattr(gateway, "CHECK_SECONDS", 0.05)
 
     def set_enabled(*, is_enabled):
@@ -200,7 +203,8 @@ def one_shell(monkeypatch):
     monkeypatch.setattr(gateway, "MAX_SHELLS", 1)
 
 
-def test_a_shell_is_bounded_in_what_it_sends_and_takes(one_shell, browser, customer, attempt, node):
+@pytest.mark.usefixtures("one_shell")
+def test_a_shell_is_bounded_in_what_it_sends_and_takes(browser, customer, attempt, node):
     node.output = b"x" * (gateway.MAX_UNACKNOWLEDGED_BYTES + 2 * gateway.READ_BYTES)
     member = browser(customer.membership)
 

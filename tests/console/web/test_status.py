@@ -27,8 +27,8 @@ def page(client, **headers):
 def test_each_cluster_shows_its_state_and_its_queue(west, customer, owner_page):
     NodeSpec.objects.filter(name="medium").update(cluster="west")
     assert page(owner_page).count("Not checked yet") == 2
-    customer.quota(max_running_nodes=100)
-    west.total = Resources(2.0, 8192, gpus=4, gpu_type="H200")  # one node of `medium`
+    customer.quota(max_running_nodes=100)  # so that only the cluster limits what runs
+    west.total = Resources(2.0, 8192, gpus=4, gpu_type="H200")  # one node of `medium`, which needs no GPU
     for _ in range(3):
         customer.job(node_spec="medium", nodes=1)
     reconciliation.reconcile()

@@ -62,7 +62,7 @@ def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(pag
     )
     progress.advance(sweep_pk=sweep.pk)  # orders the first trial
     live = owner_page.get(addresses.pop(), headers=HTMX).content.decode()
-    assert "every 3s" in live
+    assert "every 3s" in live  # the page refreshes itself until the sweep has ended
     sweeper.finish(sweep)  # the value grows with a trial's number, so the third, number 2, is the best
     shown = owner_page.get(reverse("sweep_detail", args=[sweep.pk])).content.decode()
     assert "every 3s" not in shown
@@ -99,7 +99,7 @@ def test_an_error_is_shown_beside_its_field(page):
         ("space", [LR | {"low": "low"}], {}),
         ("space", [LR | {"low": "1e999"}], {}),
         ("space", [LR | {"when": "{"}], {}),
-        ("space", [LR | {"when": "[" * 100_000}], {}),
+        ("space", [LR | {"when": "[" * 100_000}], {}),  # nested too deeply to be read
         ("method", [LR], {"method": "grid"}),
         ("objective", [LR], {"metric": ""}),
         ("trials", [LR], {"trials": "many"}),
