@@ -42,7 +42,7 @@ shows the reports, usually reads them every 15 s or less often."""
 class ClusterRow:
     """A cluster on the status page.
 
-    `answers` is None before the first reconciliation. `queued` and `running` count jobs and attempts. `gaps` are
+    `answers` is None before the first reconciliation. `queued` counts jobs, `running` open attempts. `gaps` are
     sentences about missing isolation between runs (`Backend.isolation_gaps`).
     """
 
@@ -201,7 +201,7 @@ def unavailable_clusters() -> set[str]:
 
 
 def report_capacity(name: str) -> None:
-    """Publish a cluster's capacity and isolation gaps in Redis, for metrics and health checks.
+    """Publish a cluster's capacity and isolation gaps in Redis as a heartbeat, for metrics and health checks.
 
     Those must not call clusters, because a cluster that does not answer would delay them. Does nothing if the last
     report is recent.

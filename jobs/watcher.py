@@ -86,7 +86,7 @@ class ClusterFollower:
             self._process(changed)
 
     def _process(self, changed: set[str]) -> None:
-        """Read those of the changed runs that are due. The next change or heartbeat of the cluster reads the others."""
+        """Read those of the changed runs that are due. The next call, a second later at most, reads the others."""
         self._unread |= changed
         now = time.monotonic()
         due = {name for name in self._unread if self._is_due(name, now)}
