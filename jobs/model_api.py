@@ -205,7 +205,7 @@ def _version_number(request: Request) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise InvalidInput(fields={"version": "Enter the number of a version."})
-    return int(text[:12])  # cut, because PostgreSQL has a largest integer; no version has a number of 12 digits
+    return int(text[:12])  # cut, because `int` refuses more than 4,300 digits; no version has a number of 12 digits
 
 
 urlpatterns = [

@@ -384,7 +384,7 @@ def _walk(folder: Path) -> Iterator[tuple[tuple[str, ...], list[str], int]]:
 
 
 def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest | None = None) -> int:
-    """Copy all of `stream` to `target`, hash it with `digest`, and return its size. Raises TooLarge at the limit."""
+    """Copy all of `stream` to `target`, hash it with `digest`, and return its size. Raises TooLarge above the limit."""
     size = 0
     while chunk := stream.read(CHUNK_BYTES):
         size += len(chunk)
