@@ -254,7 +254,6 @@ def _require_extensible(job: Job) -> None:
         raise NotExtensible
     if not cluster(attempt.backend).extends_runs:
         raise NotExtensible(_("This cluster can't move the time limit of a notebook. Stop it, and resume it."))
-    attempt.job = job  # saves a query
     if _end_time(attempt) - timezone.now() < MIN_LEFT:
         raise NotExtensible(_("This notebook ends in less than a minute. Resume it once it has ended."))
 
@@ -274,7 +273,7 @@ def _running_attempt(job: Job) -> Attempt | None:
     attempt = job.attempts.filter(finished_at=None).last() if job.state == JobState.RUNNING else None
     if attempt is None or attempt.started_at is None:
         return None
-    attempt.job = job
+    attempt.job = job  # saves a query
     return attempt
 
 

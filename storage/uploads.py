@@ -75,7 +75,7 @@ MAX_KEPT_DIGESTS = 256
 """How many hash states of unfinished uploads a process keeps in memory. Without its state a file is read once more."""
 FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
-change, as APPEND_LOCK."""
+change, as APPEND_LOCK. `jobs.locks.COPIES` has the same number; the second keys tell the two locks apart."""
 FLUSH_BYTES = 64 * 1024**2
 """After this many bytes, those that have arrived are forced to the disk while more arrive, so that the client does not
 wait for all of them at the end. At most twice as many are not yet on the disk."""
