@@ -164,7 +164,10 @@ def _read(attempt: Attempt) -> _Usage:
 
 
 def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
-    """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute."""
+    """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute.
+
+    Empty if the cluster does not answer.
+    """
     lines: list[str] = []
     offset = 0
     try:

@@ -174,7 +174,7 @@ def ingest(*, attempt: Attempt) -> bool:
     try:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
     except RuntimeFault:
-        return False
+        return False  # the settings no longer name the cluster
     old_cursor = attempt.cursor
     cursor = copy.deepcopy(old_cursor)
     collector = PointCollector(cursor)
@@ -256,7 +256,7 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollecto
     try:
         chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
-        return
+        return  # the cluster does not answer; the next read begins at the same offset
     if not chunk.text and not (chunk.eof and cursor.get("line_begun")):  # the last line may have no line break
         return
     cursor["log"] = chunk.next_offset

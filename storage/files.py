@@ -361,6 +361,7 @@ def merge(*, root: Path, path: str, source: Path) -> Usage:
     """
     top = split_path(path)
     for parts, names, _source_fd in _walk(source):
+        # A folder that does not exist yet has nothing that could be in the way.
         with suppress(FileMissing), open_folder(root=root, parts=(*top, *parts)) as folder_fd:
             for name in names:
                 if status := lstat_or_none(folder_fd, name):

@@ -406,7 +406,7 @@ def _file_name(name: str) -> str:
 
 def _end(row: DatasetImport, *, version: DatasetVersion | None = None, error: str = "") -> None:
     """Store that an import has ended, with its version or error."""
-    row.ended_at, row.error = timezone.now(), error[:500]
+    row.ended_at, row.error = timezone.now(), error[:500]  # the length of the column
     if version is not None:
         row.version = version
     row.save(update_fields=["ended_at", "error", "version", "updated_at"])

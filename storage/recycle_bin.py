@@ -112,9 +112,9 @@ def remove_files(item: DeletedFile) -> None:
 
 
 def measure(item: DeletedFile) -> Usage:
-    """Measure an item in a recycle bin; store and return its usage. A run that has it open may still write to it.
+    """Measure an item in a recycle bin; store and return its usage, which is empty if its files are missing.
 
-    Raises Unreadable.
+    It is measured again from time to time, because a run that has it open may still write to it. Raises Unreadable.
     """
     path = folder_of(item)
     usage = Usage()

@@ -172,7 +172,7 @@ def _end_failed(row: WorkspaceImport, error: str) -> None:
 
 def _end(row: WorkspaceImport, *, workspace: Workspace | None = None, error: str = "") -> None:
     """Store that an import has ended, with its workspace or error. Raises NotFound if it is no longer open."""
-    _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])
+    _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])  # the length of the column
 
 
 def _update(row: WorkspaceImport, **values: object) -> None:

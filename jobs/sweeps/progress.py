@@ -139,7 +139,7 @@ def _cancel_open(sweep: Sweep) -> None:
     if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
         open_trials = open_trials.filter(is_pruned=True)
     for job in Job.objects.filter(trial__in=open_trials):
-        with suppress(AlreadyEnded):
+        with suppress(AlreadyEnded):  # it ended since the query
             orders.cancel_trial(job=job)
 
 
