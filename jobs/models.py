@@ -483,7 +483,7 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField(_("number"))
     backend = models.CharField(max_length=32)
-    """Stored name of the cluster; see `clusters.resolve_cluster_name`."""
+    """Stored name of the cluster, not the kind of its backend; see `clusters.resolve_cluster_name`."""
     granted_nodes = models.PositiveSmallIntegerField()
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField(_("claimed"))
