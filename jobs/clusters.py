@@ -125,7 +125,7 @@ def clusters_to_reconcile() -> list[str]:
 
 
 def runs_root(name: str) -> Path:
-    """Return the folder of a cluster's runs on this machine, where its shared storage may be mounted."""
+    """Return the folder of a cluster's runs on the console's machine, where its shared storage may be mounted."""
     root: Path = settings.TRAINYARD_RUNS_ROOT
     return root if _is_local(name) else root / ".clusters" / name
 
@@ -145,7 +145,7 @@ def image_of(image: Image, digest: str = "") -> specs.Image:
 
 
 def _is_local(name: str) -> bool:
-    """Whether the cluster is this machine: its configuration is None. False for a cluster without a configuration."""
+    """Whether the cluster is the console's machine: its configuration is None. False for one without configuration."""
     return settings.TRAINYARD_CLUSTERS.get(name, "") is None
 
 

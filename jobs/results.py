@@ -1,4 +1,4 @@
-"""The files that runs write on their clusters: logs, results, checkpoints and outputs.
+"""The files that runs write on their clusters: logs, results (RUN_DIR), checkpoints and outputs.
 
 They count against the storage quota from the end of each attempt until they are deleted. `reconciliation` deletes them
 at their `deletion_time`, and the customer may delete them earlier.
