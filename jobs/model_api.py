@@ -194,7 +194,7 @@ class ModelArchiveView(TenantView):
         """Return the files of a version as a .tar.gz archive."""
         version = storage.model_version(storage.model_named(self.organization, name), _version_number(request))
         name = f"{name}-v{version.number}"
-        source = Source(storage.model_folder(version), "", name)
+        source = Source(storage.model_folder(version), path="", name=name)
         return download_archive(request, folder_archives.pack([source]), name=f"{name}.tar.gz")
 
 

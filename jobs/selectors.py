@@ -440,10 +440,10 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number:
             return LogMatch(match_offset, match_offset + max(1, length_bytes), eof=False)
         # A chunk that is not full is the last one. A full one may lack the bytes of a character at its end.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
-            return LogMatch(None, chunk.next_offset, eof=True)
+            return LogMatch(offset=None, next_offset=chunk.next_offset, eof=True)
         # Read the end of this chunk again, because a match may begin there and end in the next chunk.
         position = chunk.next_offset - overlap_bytes
-    return LogMatch(None, position, eof=False)
+    return LogMatch(offset=None, next_offset=position, eof=False)
 
 
 def _find_first(text: str, texts: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:

@@ -333,7 +333,7 @@ def _read_tensorboard(
     for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MAX_READ_BYTES):
         name = _curve_name(scalar)
         if name not in skipped and math.isfinite(scalar.value):
-            collector.add(name, scalar.step, scalar.value, None, _reported_time(scalar.wall_time))
+            collector.add(name, scalar.step, scalar.value, epoch=None, at=_reported_time(scalar.wall_time))
     if not cursor["tensorboard"]:
         # Without event files the key must not stay, because `ingest` writes to the database if the cursor has changed.
         del cursor["tensorboard"]

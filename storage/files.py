@@ -168,7 +168,7 @@ class OpenFile:
 def stat(*, root: Path, path: str) -> Entry:
     """Return the entry at `path`. A link is not followed, and one before the last component raises UnsafePath.
 
-    Raises FileMissing, UnsafePath, WrongKind.
+    The entry of the root, whose path is empty, has an empty name. Raises FileMissing, UnsafePath, WrongKind.
     """
     parts = split_path(path)
     if not parts:
@@ -307,7 +307,7 @@ def write(
         _require_not_folder(status.kind)
         _require_expected_version(expected_versions, status.version)
     except FileMissing:
-        _require_expected_version(expected_versions, None)
+        _require_expected_version(expected_versions, version=None)
     temporary = scratch / secrets.token_hex(16)
     try:
         with translate_os_errors(), os.fdopen(os.open(temporary, CREATE_FILE, 0o600), "wb") as file:

@@ -154,7 +154,7 @@ def check_login(host: str, credentials: Credentials) -> None:
     url = f"{_origin(DOCKER_HUB if host in DOCKER_HUB_HOSTS else host)}/v2/"
     response = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
     if response.status in {401, 403}:
-        client.authorize(response, "")
+        client.authorize(response, repository="")
         response = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
     if response.status in {401, 403}:
         raise RegistryError(Problem.UNAUTHORIZED)
@@ -259,7 +259,8 @@ def _parameters(challenge: str) -> dict[str, str]:
 def _origin(host: str) -> str:
     """Return the origin of a registry.
 
-    If private addresses are allowed, a registry on this machine is reached by plain HTTP, as container runtimes do.
+    If private addresses are allowed, a registry on the console's machine is reached by plain HTTP, as by container
+    runtimes.
     """
     name = urlsplit(f"//{host}").hostname or ""
     return f"{'http' if settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(name) else 'https'}://{host}"
