@@ -349,6 +349,7 @@ def _update_waiting(job: Job, status: RunStatus) -> None:
 
 def _copy_status(attempt: Attempt, status: RunStatus) -> list[str]:
     """Copy a reported status to the attempt without saving it. Return the names of the columns that changed."""
+    # A time that this report lacks does not erase the one of an earlier report.
     values = {
         "nodes": [dataclasses.asdict(node) for node in status.nodes],
         "started_at": usage.to_datetime(status.started_at) or attempt.started_at,

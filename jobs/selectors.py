@@ -79,7 +79,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .annotate(count=Count("pk"))
         .values("count")
     )
-    if len(cluster_names()) > 1:
+    if len(cluster_names()) > 1:  # on the only cluster all jobs count, by whichever name their node specs know it
         queued_before = queued_before.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
     running = (
         Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)

@@ -67,7 +67,7 @@ class ClusterFollower:
             except Exception:
                 logger.exception("The cluster %s can't be followed.", self.name)
             finally:
-                connections.close_all()
+                connections.close_all()  # none of this thread stays open during the pause
             failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures
             self._stop.wait(RECONNECT_PAUSES[min(failures, len(RECONNECT_PAUSES) - 1)])
             failures += 1

@@ -68,7 +68,7 @@ def restore(*, item: DeletedFile, path: str = "") -> str:
     root = selectors.workspace_folder(workspace)
     target = path or _free_path(root, item.path)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_folders = max(0, files.missing_entries(root=root, path=target) - 1)
+        new_folders = max(0, files.missing_entries(root=root, path=target) - 1)  # the item counts already, in the bin
         reservation.count(entries=new_folders)
         with transaction.atomic():
             rows = DeletedFile.objects.select_for_update(of=("self",)).filter(

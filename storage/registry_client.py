@@ -30,7 +30,7 @@ from console.core import connections
 
 TOTAL_SECONDS = 12.0
 """How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
-The customer's form waits for it, so it must be short, and slow registries need some seconds."""
+The customer's form waits for it, so it must be short, although slow registries need some seconds."""
 CONNECT_SECONDS = 5.0
 """How long a connection to one address, its TLS handshake, and each read may wait. So an address that does not respond
 leaves time for the host's next one, and the customer usually learns of it before TOTAL_SECONDS."""

@@ -472,7 +472,7 @@ def finish(upload: Upload) -> None:
         finally:
             with suppress(Upload.DoesNotExist):  # it was terminated meanwhile
                 upload.refresh_from_db()
-                if upload.state not in OPEN_STATES:
+                if upload.state not in OPEN_STATES:  # published, stored or refused, so the file is no longer needed
                     _file(upload).unlink(missing_ok=True)
 
 
