@@ -117,8 +117,8 @@ def _priced(node_spec: NodeSpec) -> PricedPurchase:
 def hourly_price_to_inspect(job: Job) -> int | None:
     """Return the price per hour, in minor units, of a notebook in which a member can look into a failed job.
 
-    None if the job's page does not offer one: the job did not fail or ran no customer's script, or there are no
-    notebooks of its node type.
+    None if the job's page offers no notebook: the job did not fail, ran no customer's script or lost its workspace, or
+    its node type has no notebooks or no price.
     """
     if job.state != JobState.FAILED or job.builtin_script or job.workspace.deleted_at or not is_offered():
         return None
