@@ -121,7 +121,7 @@ class JobAdmin(LargeTableAdmin):
         return jobs if is_list else jobs.select_related("organization", "order", "placed_by", "node_spec")
 
     def has_stop_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
-        """Return whether the user may change jobs: stop or move them."""
+        """Return whether the user may change jobs: stop or move them. Unfold calls it for `permissions=("stop",)`."""
         return request.user.has_perm("jobs.change_job")
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types

@@ -238,6 +238,7 @@ class JobView(TenantView):
 class JobDetailView(JobView):
     """One job."""
 
+    # Files that are kept longer count against the storage quota, so a change needs STORE.
     capabilities = {"GET": Capability.VIEW, "PATCH": Capability.STORE}
 
     @extend_schema(responses=JobSerializer)
@@ -267,7 +268,7 @@ class CancelView(JobView):
 class TensorBoardView(JobView):
     """TensorBoard of a job."""
 
-    capabilities = {"POST": Capability.VIEW}
+    capabilities = {"POST": Capability.VIEW}  # TensorBoard only reads, and costs nothing
 
     @extend_schema(request=None, responses={201: TensorBoardSerializer})
     def post(self, request: Request, pk: int) -> Response:

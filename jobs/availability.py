@@ -81,7 +81,7 @@ class Forecast:
             return StartForecast("drained")
         ahead = len(state.queued)
         if self._quota_left < nodes:
-            return StartForecast("quota", None, ahead)
+            return StartForecast("quota", ahead=ahead)
         if state.capacity.elastic:  # how many nodes are free now is not known
             return StartForecast("grows")
         resources = resources_of(spec)

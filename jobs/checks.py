@@ -36,7 +36,7 @@ MAX_REPORT_BYTES = 256 * 1024
 MAX_RANKS = 512
 """Ranks whose reports are read, because each is a file to open while the page is built."""
 MAX_FINDINGS = 1000
-"""Findings of one report that are read. A real one has some twenty, and one for each of up to 100 datasets."""
+"""Findings of one report that are read. A real one has about a dozen, and one for each of up to 100 datasets."""
 MAX_ERROR_LENGTH = 500
 """Characters of a finding's error that the checklist shows: a few lines."""
 MAX_VALUE_LENGTH = 100

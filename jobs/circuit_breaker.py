@@ -28,7 +28,7 @@ GUARDED = frozenset(
     }
 )  # fmt: skip
 """Methods of a backend that call the cluster's API. `changes` is left out: the watcher has pauses of its own before it
-reconnects."""
+reconnects. So is `is_reachable`, which `close_if_reachable` calls while the circuit is open."""
 PAUSES = (5, 10, 20, 40, 60)
 """Seconds without calls after the first, second, … failure in a row, unless `close_if_reachable` ends the pause. The
 first is one reconciliation interval. The last is a minute, so that a cluster that recovered is soon used again."""

@@ -42,7 +42,7 @@ shows the reports, usually reads them every 15 s or less often."""
 class ClusterRow:
     """A cluster on the status page.
 
-    `answers` is None before the first reconciliation. `queued` and `running` count jobs and attempts. `gaps` are
+    `answers` is None before the first reconciliation. `queued` counts jobs, `running` open attempts. `gaps` are
     sentences about missing isolation between runs (`Backend.isolation_gaps`).
     """
 
@@ -125,7 +125,7 @@ def clusters_to_reconcile() -> list[str]:
 
 
 def runs_root(name: str) -> Path:
-    """Return the folder of a cluster's runs on this machine, where its shared storage may be mounted."""
+    """Return the folder of a cluster's runs on the console's machine, where its shared storage may be mounted."""
     root: Path = settings.TRAINYARD_RUNS_ROOT
     return root if _is_local(name) else root / ".clusters" / name
 
@@ -145,7 +145,7 @@ def image_of(image: Image, digest: str = "") -> specs.Image:
 
 
 def _is_local(name: str) -> bool:
-    """Whether the cluster is this machine: its configuration is None. False for a cluster without a configuration."""
+    """Whether the cluster is the console's machine: its configuration is None. False for one without configuration."""
     return settings.TRAINYARD_CLUSTERS.get(name, "") is None
 
 
@@ -201,7 +201,7 @@ def unavailable_clusters() -> set[str]:
 
 
 def report_capacity(name: str) -> None:
-    """Publish a cluster's capacity and isolation gaps in Redis, for metrics and health checks.
+    """Publish a cluster's capacity and isolation gaps in Redis as a heartbeat, for metrics and health checks.
 
     Those must not call clusters, because a cluster that does not answer would delay them. Does nothing if the last
     report is recent.

@@ -70,7 +70,7 @@ class Comparison:
 def compare(quote: Quote) -> Comparison:
     """Compare a quote with its alternatives. Raises ChoiceUnavailable if what it names no longer exists."""
     original = reruns.exact_original(quote)
-    purchase = _parse_purchase(quote, {}, original)
+    purchase = _parse_purchase(quote, changes={}, original=original)
     comparer = _Comparer(quote, purchase, original)
     counts = sorted({*NODE_COUNTS, purchase.nodes})
     specs = NodeSpec.objects.filter(is_active=True)[:MAX_SPECS]

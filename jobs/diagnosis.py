@@ -1,8 +1,8 @@
 """Diagnose why a run failed, from how it ended and the end of the failing rank's output. Pure.
 
 `CAUSES` is the table of known causes. `diagnose` returns the first cause that matches, the innermost frame of the
-customer's own code, and the kind of fix. Customers' code wrote all input, and could be hostile. Its size is therefore
-limited here, each pattern takes time linear in it, and quotes from it are short.
+customer's own code, and the kind of fix. Customers' code wrote all input, and could be hostile. The size of the
+input is therefore limited here, each pattern takes time linear in it, and quotes from it are short.
 """
 
 from __future__ import annotations

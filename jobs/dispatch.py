@@ -147,7 +147,7 @@ def copy_checkpoints(attempt_pk: int) -> None:
 
 
 def stop_run(cluster_name: str, run_name: str) -> None:
-    """Stop a run that has not ended. If the cluster does not answer, the next reconciliation asks again."""
+    """Stop a run if it exists and has not ended. If the cluster does not answer, the next reconciliation asks again."""
     try:
         backend = cluster(cluster_name)
         if backend.describe(run_name).phase is not RunPhase.ENDED:

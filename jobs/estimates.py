@@ -179,7 +179,8 @@ def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
         until = last_epoch_at or job.finished_at
         seconds = (until - job.started_at).total_seconds()
         if seconds > 0:
-            result.append(EarlierRun(1, job.epoch, seconds, has_same_batch=job.batch_size == purchase.batch_size))
+            has_same_batch = job.batch_size == purchase.batch_size
+            result.append(EarlierRun(nodes=1, epochs=job.epoch, seconds=seconds, has_same_batch=has_same_batch))
     return result
 
 

@@ -74,7 +74,7 @@ def pull_secret(*, organization: Organization, image: Image) -> PullSecret | Non
 
 
 def contents_of(image: Image) -> Contents | None:
-    """Return what a built-in image contains; None if it is not built on this machine, and for a customer's image."""
+    """Return what a built-in image contains; None if it is not built here, and for a customer's image."""
     return read_contents(settings.TRAINYARD_IMAGES_ROOT, image.name) if image.is_builtin else None
 
 

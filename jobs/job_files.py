@@ -156,7 +156,7 @@ def _folder_at(job: Job, path: str) -> JobEntry:
         modified = files.stat(root=root, path=below).modified
     except FileMissing:
         modified = None
-    return JobEntry(path, Kind.FOLDER, 0, modified)
+    return JobEntry(path, Kind.FOLDER, size=0, modified=modified)
 
 
 def _log_folders(job: Job) -> list[str]:

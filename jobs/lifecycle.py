@@ -25,7 +25,8 @@ from jobs.states import CODE_FAILURES, END_STATE, PLATFORM_FAULTS, EndReason, Jo
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
-"""After this many platform faults a job ends, free of charge: a fourth attempt rarely cures a repeated fault."""
+"""After this many platform faults a job ends, free of charge: a fourth attempt rarely cures a repeated fault. Failed
+placements (MAX_FAILED_PLACEMENTS) and moves by an administrator do not count."""
 OBSERVED_COLUMNS = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restarts")
 """Columns of Attempt that are copied from the backend's RunStatus."""
 MIN_RETRY_SECONDS = 30
@@ -50,8 +51,8 @@ IMAGE_FAILURES = frozenset(
         FailureCode.IMAGE_NOT_UNPACKED,
     }
 )
-"""Code failures that no retry follows. Another attempt would rarely succeed, and the job's machines wait for the image,
-free of charge."""
+"""Code failures that no retry follows. Another attempt would rarely succeed, and while it waits for the image, it
+occupies machines that nobody pays for."""
 
 REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -122,8 +123,8 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
 def request_move(*, job: Job, why: str) -> Attempt | None:
     """Mark a job's open attempt as moved: its end is a platform fault, so it is free and another attempt starts.
 
-    Return the attempt; None if none is open. The caller has locked `job`, and stops the run after the commit, so that
-    the code can write a checkpoint. `why` is shown to the customer. Safe to repeat.
+    Return the attempt; None if none is open. The caller has locked `job`, and stops the run after the commit. In its
+    grace period the code can write a checkpoint. `why` is shown to the customer. Safe to repeat.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt and attempt.move_requested_at is None:
@@ -348,6 +349,7 @@ def _update_waiting(job: Job, status: RunStatus) -> None:
 
 def _copy_status(attempt: Attempt, status: RunStatus) -> list[str]:
     """Copy a reported status to the attempt without saving it. Return the names of the columns that changed."""
+    # A time that this report lacks does not erase the one of an earlier report.
     values = {
         "nodes": [dataclasses.asdict(node) for node in status.nodes],
         "started_at": usage.to_datetime(status.started_at) or attempt.started_at,

@@ -194,7 +194,7 @@ class ModelArchiveView(TenantView):
         """Return the files of a version as a .tar.gz archive."""
         version = storage.model_version(storage.model_named(self.organization, name), _version_number(request))
         name = f"{name}-v{version.number}"
-        source = Source(storage.model_folder(version), "", name)
+        source = Source(storage.model_folder(version), path="", name=name)
         return download_archive(request, folder_archives.pack([source]), name=f"{name}.tar.gz")
 
 
@@ -205,7 +205,7 @@ def _version_number(request: Request) -> int | None:
         return None
     if not (text.isascii() and text.isdecimal()):
         raise InvalidInput(fields={"version": "Enter the number of a version."})
-    return int(text[:12])  # cut, because PostgreSQL has a largest integer; no version has a number of 12 digits
+    return int(text[:12])  # cut, because `int` refuses more than 4,300 digits; no version has a number of 12 digits
 
 
 urlpatterns = [

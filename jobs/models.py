@@ -130,7 +130,7 @@ class PackageLayer(models.Model):
     key = models.CharField(_("key"), max_length=64)
     """Identifies image and requirements: `layer_key` of `runtime.packages.layers`, or that of `cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
-    """The Kubernetes cluster that installs the packages, on its own storage; empty: this machine."""
+    """The Kubernetes cluster that installs the packages, on its own storage; empty: the console's machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
     """Digest of the image when the packages were ordered: "sha256:" and 64 digits. Empty: unknown."""
     requirements = models.TextField(_("requirements"))
@@ -483,7 +483,7 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField(_("number"))
     backend = models.CharField(max_length=32)
-    """Stored name of the cluster; see `clusters.resolve_cluster_name`."""
+    """Stored name of the cluster, not the kind of its backend; see `clusters.resolve_cluster_name`."""
     granted_nodes = models.PositiveSmallIntegerField()
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField(_("claimed"))

@@ -117,8 +117,8 @@ def _priced(node_spec: NodeSpec) -> PricedPurchase:
 def hourly_price_to_inspect(job: Job) -> int | None:
     """Return the price per hour, in minor units, of a notebook in which a member can look into a failed job.
 
-    None if the job's page does not offer one: the job did not fail or ran no customer's script, or there are no
-    notebooks of its node type.
+    None if the job's page offers no notebook: the job did not fail, ran no customer's script or lost its workspace, or
+    its node type has no notebooks or no price.
     """
     if job.state != JobState.FAILED or job.builtin_script or job.workspace.deleted_at or not is_offered():
         return None
@@ -254,7 +254,6 @@ def _require_extensible(job: Job) -> None:
         raise NotExtensible
     if not cluster(attempt.backend).extends_runs:
         raise NotExtensible(_("This cluster can't move the time limit of a notebook. Stop it, and resume it."))
-    attempt.job = job  # saves a query
     if _end_time(attempt) - timezone.now() < MIN_LEFT:
         raise NotExtensible(_("This notebook ends in less than a minute. Resume it once it has ended."))
 
@@ -274,7 +273,7 @@ def _running_attempt(job: Job) -> Attempt | None:
     attempt = job.attempts.filter(finished_at=None).last() if job.state == JobState.RUNNING else None
     if attempt is None or attempt.started_at is None:
         return None
-    attempt.job = job
+    attempt.job = job  # saves a query
     return attempt
 
 

@@ -139,7 +139,7 @@ def cancel_jobs(*, membership: Membership, jobs: Iterable[Job]) -> int:
     """Cancel several jobs, each in a transaction of its own. Return how many of them had not ended."""
     cancelled = 0
     for job in jobs:
-        with suppress(AlreadyEnded):
+        with suppress(AlreadyEnded):  # it is not counted
             cancel_job(membership=membership, job=job)
             cancelled += 1
     return cancelled
@@ -445,8 +445,8 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # One query finds both. Between two queries a concurrent request may write the order: the first finds nothing, the
-    # second finds the order by its key and would take it for that of another quote.
+    # One query finds both. Between two queries a concurrent request may write the order. The first would then find
+    # nothing, and the second would find the order by its key and take it for that of another quote.
     matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):

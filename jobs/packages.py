@@ -2,8 +2,8 @@
 
 An order with requirements refers to a PackageLayer. While the layer is not installed, its jobs wait in the queue. For
 runs on Kubernetes, a run on the cluster installs the packages (`runtime.packages.cluster_builder`). For all others, a
-separate process on this machine does (`runtime.packages.builder`). Both survive a restart of the console, so `advance`
-only starts them and reads their results. Each step can be repeated.
+separate process on the console's machine (below: this machine) does (`runtime.packages.builder`). Both survive a
+restart of the console, so `advance` only starts them and reads their results. Each step can be repeated.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
     """Return the path of a requirements.txt beside the script that the customer did not choose.
 
-    Return "" if there is none, or if the purchase has requirements. `purchase` is the stored purchase of a quote.
+    Return "" if there is no valid one, or if the purchase has requirements. `purchase` is that of a stored quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""  # an exact rerun keeps the choice of its original
@@ -245,7 +245,7 @@ def _start(layer: PackageLayer) -> None:
         return
     config = _kubernetes_config(layer.cluster)
     if config is None or not cluster_builder.can_install(config):  # the settings have changed
-        _save_result(layer, InstallResult(f"The cluster {layer.cluster} no longer installs packages."), "")
+        _save_result(layer, InstallResult(f"The cluster {layer.cluster} no longer installs packages."), log="")
         return
     try:
         cluster_builder.start(
@@ -258,7 +258,7 @@ def _start(layer: PackageLayer) -> None:
             organization_slug=layer.organization.slug,
         )
     except (InvalidSpec, OSError) as error:
-        _save_result(layer, InstallResult(str(error), is_fault=True), "")
+        _save_result(layer, InstallResult(str(error), is_fault=True), log="")
     except (RuntimeFault, CustomerError) as error:  # retried at the next call, when the cluster may answer or have room
         logger.warning("The packages %s can't be installed on %s now: %s", layer.key, layer.cluster, error)
 

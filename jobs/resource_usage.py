@@ -122,7 +122,7 @@ def usage_of(job: Job, attempt_number: int | None = None) -> AttemptUsage:
         attempts = [each for each in attempts if each.number == attempt_number]
     attempt = attempts[-1] if attempts else None
     if attempt is None:
-        return AttemptUsage(None, [], [], [], None)
+        return AttemptUsage(attempt=None, nodes=[], ranks=[], stragglers=[], efficiency=None)
     nodes, ranks = _read(attempt)
     return AttemptUsage(attempt.number, nodes, ranks, stragglers(ranks), _efficiency(job, attempt, ranks))
 
@@ -164,7 +164,10 @@ def _read(attempt: Attempt) -> _Usage:
 
 
 def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
-    """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute."""
+    """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute.
+
+    Empty if the cluster does not answer.
+    """
     lines: list[str] = []
     offset = 0
     try:
@@ -254,7 +257,7 @@ def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency 
     if baseline is None:
         return None
     rate = _throughput(job, nodes, ranks)
-    base_rate = _throughput(one_node_job, 1, _read(baseline).ranks) if rate else None
+    base_rate = _throughput(one_node_job, nodes=1, ranks=_read(baseline).ranks) if rate else None
     if rate and base_rate:
         return Efficiency(rate / (nodes * base_rate), nodes, one_node_job.pk, "steps")
     rate, base_rate = _epochs_per_second(job, attempt), _epochs_per_second(one_node_job, baseline)

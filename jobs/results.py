@@ -1,4 +1,4 @@
-"""The files that runs write on their clusters: logs, results, checkpoints and outputs.
+"""The files that runs write on their clusters: logs, results (RUN_DIR), checkpoints and outputs.
 
 They count against the storage quota from the end of each attempt until they are deleted. `reconciliation` deletes them
 at their `deletion_time`, and the customer may delete them earlier.
@@ -175,7 +175,7 @@ def _run_usage(attempt: Attempt) -> trees.Usage:
     """Return the usage of an attempt's own files: its logs and results."""
     try:
         return _usage_of(cluster(attempt.backend).run_folder(attempt.run_name))
-    except RuntimeFault:
+    except RuntimeFault:  # the settings no longer name the cluster
         return trees.Usage()
 
 
@@ -184,7 +184,7 @@ def _shared_usage(attempt: Attempt) -> trees.Usage:
     try:
         backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
         return _usage_of(backend.checkpoint_folder(key)) + _usage_of(backend.output_folder(key))
-    except RuntimeFault:
+    except RuntimeFault:  # as above
         return trees.Usage()
 
 

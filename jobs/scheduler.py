@@ -213,4 +213,5 @@ def _store(values_by_spec: Mapping[int, Mapping[str, object]], specs: Iterable[N
         if stored is not None and all(getattr(stored, name) == value for name, value in values.items()):
             continue
         if stored is None or not CapacitySnapshot.objects.filter(pk=stored.pk).update(**values):
+            # There is no row yet, or it was deleted since it was loaded.
             CapacitySnapshot.objects.update_or_create(node_spec_id=spec.pk, defaults=values)

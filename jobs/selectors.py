@@ -79,7 +79,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .annotate(count=Count("pk"))
         .values("count")
     )
-    if len(cluster_names()) > 1:
+    if len(cluster_names()) > 1:  # on the only cluster all jobs count, by whichever name their node specs know it
         queued_before = queued_before.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
     running = (
         Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)
@@ -440,10 +440,10 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number:
             return LogMatch(match_offset, match_offset + max(1, length_bytes), eof=False)
         # A chunk that is not full is the last one. A full one may lack the bytes of a character at its end.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
-            return LogMatch(None, chunk.next_offset, eof=True)
+            return LogMatch(offset=None, next_offset=chunk.next_offset, eof=True)
         # Read the end of this chunk again, because a match may begin there and end in the next chunk.
         position = chunk.next_offset - overlap_bytes
-    return LogMatch(None, position, eof=False)
+    return LogMatch(offset=None, next_offset=position, eof=False)
 
 
 def _find_first(text: str, texts: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:

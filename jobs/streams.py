@@ -39,8 +39,8 @@ process cannot reach Redis, and when it can again, every stream reads anyway. A 
 """
 RECONNECT_SECONDS = 1.0
 """Pause before reconnecting to Redis: short enough for a live view, long enough to cost nothing."""
-HEARTBEAT_SECONDS = 1.0
-"""How often a source thread checks whether the process still has streams. Without streams it ends."""
+IDLE_CHECK_SECONDS = 1.0
+"""How often the thread of a quiet source checks whether the process still has streams. Without streams it ends."""
 MAX_RANKS = 64
 """Ranks whose output one stream shows together: more than anyone can follow. Each costs the reading of a file."""
 BEFORE_THE_RUN = frozenset({JobState.QUEUED, JobState.STARTING})
@@ -54,7 +54,7 @@ class ChangeBroadcaster:
     """Passes changes of jobs to the streams of this process, with one thread per source while there are streams.
 
     `sources()` returns the names of the sources. `follow(source)` yields changes as they happen. It yields an empty set
-    about every HEARTBEAT_SECONDS without changes, so that the thread can end.
+    about every IDLE_CHECK_SECONDS without changes, so that the thread can end.
     """
 
     def __init__(self, sources: Callable[[], Iterable[str]], follow: Callable[[str], Changes]) -> None:
@@ -96,7 +96,7 @@ class ChangeBroadcaster:
                         return
                     self._notify(self._subscribers if job_pks is None else job_pks)
         except Exception:
-            # Open streams then read only every POLL_SECONDS. The next one that subscribes starts another thread.
+            # Open streams then only poll (POLL_SECONDS, ROW_POLL_SECONDS). The next subscription starts a new thread.
             logger.exception("The changes of %s can't be followed.", source)
             with self._lock:
                 del self._threads[source]
@@ -127,7 +127,7 @@ def _row_changes(_source: str) -> Changes:
             with pubsub.Subscriber() as subscriber:
                 yield None  # messages sent before the subscription were missed
                 while True:
-                    yield subscriber.wait(HEARTBEAT_SECONDS)
+                    yield subscriber.wait(IDLE_CHECK_SECONDS)
         except (redis.RedisError, OSError):
             time.sleep(RECONNECT_SECONDS)  # nothing announces that Redis is back
             yield None  # also lets the thread end while Redis does not answer

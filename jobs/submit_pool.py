@@ -58,7 +58,7 @@ class SubmitPool:
         """Submit the attempt as soon as a thread is free. Return False if an attempt is known to have failed.
 
         With threads, True only means that no failure is known yet: this attempt may still be pending. After an earlier
-        failure, also wait until nothing is pending.
+        failure, also wait until nothing is pending, because the caller then reads the capacity again.
         """
         if self._max_concurrent == 1:
             return self._try_submit(attempt)
@@ -94,4 +94,4 @@ class SubmitPool:
                     self._pending -= 1
                     self._condition.notify_all()
         finally:
-            connections.close_all()
+            connections.close_all()  # those of this thread, which ends

@@ -1,6 +1,7 @@
-"""Celery tasks: those that Celery beat sends periodically, and `stop_job` and `extend_job`, which requests send.
+"""Celery tasks: most of those that Celery beat sends, and `stop_job` and `extend_job`, which requests send.
 
-The task that starts jobs is `dispatch.dispatch`.
+The task that starts jobs is `dispatch.dispatch`. Periodic tasks are also in `checkout`, `notebook_endings` and
+`sweeps.progress`.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ DELETE_BATCH_SIZE = 5000
 MAX_CURVES = 50
 """Curves stored per job. Customers' code chooses the names and could create any number."""
 MAX_STEP = 2**53
-"""Largest step or epoch: the largest whole number that a float represents exactly."""
+"""Steps and epochs must be smaller. Up to this number a float represents every whole number exactly."""
 MAX_POSITION = 2**62
-"""Largest position on a curve, within the column's 64 bits. Only a script that reports huge steps and starts again at a
-low one, over and over, reaches it."""
+"""Positions on a curve must be smaller, so that they fit the column's 64 bits. Only a script that reports huge steps
+and starts again at a low one, over and over, gets that far."""
 READ_DELAY_SECONDS = 2.0
 """Assumed maximum time between the writing of a line and its read. The lines of one read get times that are evenly
 spread over this time. If the last read was more recent, they are spread over the time since then. The exact times are
@@ -174,7 +174,7 @@ def ingest(*, attempt: Attempt) -> bool:
     try:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
     except RuntimeFault:
-        return False
+        return False  # the settings no longer name the cluster
     old_cursor = attempt.cursor
     cursor = copy.deepcopy(old_cursor)
     collector = PointCollector(cursor)
@@ -256,7 +256,7 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollecto
     try:
         chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
-        return
+        return  # the cluster does not answer; the next read begins at the same offset
     if not chunk.text and not (chunk.eof and cursor.get("line_begun")):  # the last line may have no line break
         return
     cursor["log"] = chunk.next_offset
@@ -333,7 +333,7 @@ def _read_tensorboard(
     for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MAX_READ_BYTES):
         name = _curve_name(scalar)
         if name not in skipped and math.isfinite(scalar.value):
-            collector.add(name, scalar.step, scalar.value, None, _reported_time(scalar.wall_time))
+            collector.add(name, scalar.step, scalar.value, epoch=None, at=_reported_time(scalar.wall_time))
     if not cursor["tensorboard"]:
         # Without event files the key must not stay, because `ingest` writes to the database if the cursor has changed.
         del cursor["tensorboard"]
@@ -346,7 +346,7 @@ def _curve_name(scalar: Scalar) -> str:
 
 
 def _reported_time(stamp: float) -> datetime:
-    """Convert a reported time (Unix seconds). Return the current time instead if it is 0 or in the future."""
+    """Convert a reported time (Unix seconds). Return the current time if it is missing (0) or in the future."""
     now = timezone.now()
     return datetime.fromtimestamp(stamp, UTC) if 0 < stamp <= now.timestamp() else now
 

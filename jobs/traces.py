@@ -78,8 +78,8 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
             },
             error="" if attempt.reason in {EndReason.COMPLETED, EndReason.CANCELLED} else attempt.reason,
         ),
-        child("queue", queued, claimed, {}),
-        child("start", claimed, started, {}),
+        child("queue", queued, claimed, extra={}),
+        child("start", claimed, started, extra={}),
         *(child(*rank) for rank in _rank_spans(attempt, finished)),
     ]
 

@@ -67,7 +67,7 @@ class ClusterFollower:
             except Exception:
                 logger.exception("The cluster %s can't be followed.", self.name)
             finally:
-                connections.close_all()
+                connections.close_all()  # none of this thread stays open during the pause
             failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures
             self._stop.wait(RECONNECT_PAUSES[min(failures, len(RECONNECT_PAUSES) - 1)])
             failures += 1
@@ -86,7 +86,7 @@ class ClusterFollower:
             self._process(changed)
 
     def _process(self, changed: set[str]) -> None:
-        """Read those of the changed runs that are due. The next change or heartbeat of the cluster reads the others."""
+        """Read those of the changed runs that are due. The next call, a second later at most, reads the others."""
         self._unread |= changed
         now = time.monotonic()
         due = {name for name in self._unread if self._is_due(name, now)}

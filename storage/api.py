@@ -301,7 +301,7 @@ class FilesView(_StorageView):
     @extend_schema(operation_id="files_list", parameters=[ListingQuery], responses=ListingSerializer)
     def get(self, request: Request, name: str) -> Response:
         """List the top folder."""
-        return _listing(request, selectors.workspace_named(self.organization, name), "")
+        return _listing(request, selectors.workspace_named(self.organization, name), path="")
 
 
 class FileView(_StorageView):

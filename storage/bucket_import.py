@@ -256,7 +256,7 @@ def _objects(row: DatasetImport, bucket: s3.Bucket, key: str) -> Iterator[_Liste
     """Yield the objects to import: only the object with this key if it exists, else all objects below the key."""
     if key and not key.endswith("/"):
         if item := s3.find_object(bucket, key):
-            yield _ListedObject(None, item)
+            yield _ListedObject(tar_name=None, item=item)
             return
         key += "/"
     for page in s3.list_objects(bucket, key):

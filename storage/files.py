@@ -168,7 +168,7 @@ class OpenFile:
 def stat(*, root: Path, path: str) -> Entry:
     """Return the entry at `path`. A link is not followed, and one before the last component raises UnsafePath.
 
-    Raises FileMissing, UnsafePath, WrongKind.
+    The entry of the root, whose path is empty, has an empty name. Raises FileMissing, UnsafePath, WrongKind.
     """
     parts = split_path(path)
     if not parts:
@@ -307,7 +307,7 @@ def write(
         _require_not_folder(status.kind)
         _require_expected_version(expected_versions, status.version)
     except FileMissing:
-        _require_expected_version(expected_versions, None)
+        _require_expected_version(expected_versions, version=None)
     temporary = scratch / secrets.token_hex(16)
     try:
         with translate_os_errors(), os.fdopen(os.open(temporary, CREATE_FILE, 0o600), "wb") as file:
@@ -361,6 +361,7 @@ def merge(*, root: Path, path: str, source: Path) -> Usage:
     """
     top = split_path(path)
     for parts, names, _source_fd in _walk(source):
+        # A folder that does not exist yet has nothing that could be in the way.
         with suppress(FileMissing), open_folder(root=root, parts=(*top, *parts)) as folder_fd:
             for name in names:
                 if status := lstat_or_none(folder_fd, name):
@@ -384,7 +385,7 @@ def _walk(folder: Path) -> Iterator[tuple[tuple[str, ...], list[str], int]]:
 
 
 def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest | None = None) -> int:
-    """Copy all of `stream` to `target`, hash it with `digest`, and return its size. Raises TooLarge at the limit."""
+    """Copy all of `stream` to `target`, hash it with `digest`, and return its size. Raises TooLarge above the limit."""
     size = 0
     while chunk := stream.read(CHUNK_BYTES):
         size += len(chunk)

@@ -40,7 +40,7 @@ PROTOCOL = "https"
 MAX_SECONDS = 300
 """How long one git command may take. Only one repository is imported at a time, and the others wait for it."""
 REPORT_SECONDS = 2.0
-"""How often the progress is reported."""
+"""How often the progress is reported to people who watch it in a page."""
 MAX_BYTES = 1024**3
 """The largest file that git may write. It writes two: the packed commit, and the tar file made from it. Repositories of
 code are far smaller, and data belongs in datasets."""

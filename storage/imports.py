@@ -61,8 +61,8 @@ MAX_OPEN = 3
 MAX_URL_LENGTH = 2000
 """The length of the database column of the address, in characters."""
 VALIDATOR_LENGTH = 200
-"""The length of the database column of a validator. A longer one is cut. No server then confirms it,
-so an interrupted import starts from the beginning."""
+"""The length of the database column of a validator: the ETag or date by which a server confirms that a file has not
+changed. A longer one is cut. No server then confirms it, so an interrupted import starts from the beginning."""
 MAX_REDIRECTS = 5
 """How many redirects are followed. File hosts need one or two."""
 LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"
@@ -155,7 +155,7 @@ def stale_imports() -> list[int]:
 
 
 def shown_imports(dataset: Dataset) -> list[DatasetImport]:
-    """Return the imports that the dataset's page shows, newest first: open ones, and those that failed in a day."""
+    """Return up to 20 imports for the dataset's page, newest first: open, or failed in the last day."""
     yesterday = timezone.now() - timedelta(days=1)
     # An ended import without a version has failed, or its version was removed later: then it has no error.
     is_shown = Q(ended_at=None) | (Q(ended_at__gt=yesterday) & ~Q(error=""))
@@ -406,7 +406,7 @@ def _file_name(name: str) -> str:
 
 def _end(row: DatasetImport, *, version: DatasetVersion | None = None, error: str = "") -> None:
     """Store that an import has ended, with its version or error."""
-    row.ended_at, row.error = timezone.now(), error[:500]
+    row.ended_at, row.error = timezone.now(), error[:500]  # the length of the column
     if version is not None:
         row.version = version
     row.save(update_fields=["ended_at", "error", "version", "updated_at"])

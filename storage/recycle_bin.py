@@ -68,7 +68,7 @@ def restore(*, item: DeletedFile, path: str = "") -> str:
     root = selectors.workspace_folder(workspace)
     target = path or _free_path(root, item.path)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_folders = max(0, files.missing_entries(root=root, path=target) - 1)
+        new_folders = max(0, files.missing_entries(root=root, path=target) - 1)  # the item counts already, in the bin
         reservation.count(entries=new_folders)
         with transaction.atomic():
             rows = DeletedFile.objects.select_for_update(of=("self",)).filter(
@@ -112,9 +112,9 @@ def remove_files(item: DeletedFile) -> None:
 
 
 def measure(item: DeletedFile) -> Usage:
-    """Measure an item in a recycle bin; store and return its usage. A run that has it open may still write to it.
+    """Measure an item in a recycle bin; store and return its usage, which is empty if its files are missing.
 
-    Raises Unreadable.
+    It is measured again from time to time, because a run that has it open may still write to it. Raises Unreadable.
     """
     path = folder_of(item)
     usage = Usage()

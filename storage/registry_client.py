@@ -30,7 +30,7 @@ from console.core import connections
 
 TOTAL_SECONDS = 12.0
 """How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
-The customer's form waits for it, so it must be short, and slow registries need some seconds."""
+The customer's form waits for it, so it must be short, although slow registries need some seconds."""
 CONNECT_SECONDS = 5.0
 """How long a connection to one address, its TLS handshake, and each read may wait. So an address that does not respond
 leaves time for the host's next one, and the customer usually learns of it before TOTAL_SECONDS."""
@@ -154,7 +154,7 @@ def check_login(host: str, credentials: Credentials) -> None:
     url = f"{_origin(DOCKER_HUB if host in DOCKER_HUB_HOSTS else host)}/v2/"
     response = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
     if response.status in {401, 403}:
-        client.authorize(response, "")
+        client.authorize(response, repository="")
         response = client.request("GET", url, limit_bytes=MAX_TOKEN_BYTES)
     if response.status in {401, 403}:
         raise RegistryError(Problem.UNAUTHORIZED)
@@ -259,7 +259,8 @@ def _parameters(challenge: str) -> dict[str, str]:
 def _origin(host: str) -> str:
     """Return the origin of a registry.
 
-    If private addresses are allowed, a registry on this machine is reached by plain HTTP, as container runtimes do.
+    If private addresses are allowed, a registry on the console's machine is reached by plain HTTP, as by container
+    runtimes.
     """
     name = urlsplit(f"//{host}").hostname or ""
     return f"{'http' if settings.REGISTRY_PRIVATE_ADDRESSES and _is_loopback(name) else 'https'}://{host}"

@@ -309,7 +309,7 @@ def _error(response: http.client.HTTPResponse) -> S3Error:
     """Return the error of a response, with the code in its body, if it has one."""
     # The length is None, hence unknown, if the body is sent in chunks, as by AWS.
     code = _text(_parse(response), "Code") if response.length != 0 else ""
-    return S3Error(response.status, code[:100])
+    return S3Error(response.status, code[:100])  # S3's own codes are shorter
 
 
 def _parse(response: http.client.HTTPResponse) -> ET.Element:

@@ -87,7 +87,7 @@ class _Copier:
         self._size = 0
         self._skipped = 0
         self._digests: list[FileDigest] = []
-        """Those of the copied files."""
+        """The paths and hashes of the copied files."""
 
     def is_folder(self, parts: Parts) -> bool:
         """Return True for a folder, False for a file. Raises UnsafePath for a link, WrongKind for anything else."""

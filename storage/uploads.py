@@ -75,10 +75,10 @@ MAX_KEPT_DIGESTS = 256
 """How many hash states of unfinished uploads a process keeps in memory. Without its state a file is read once more."""
 FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
-change, as APPEND_LOCK."""
+change, as APPEND_LOCK. `jobs.locks.COPIES` has the same number; the second keys tell the two locks apart."""
 FLUSH_BYTES = 64 * 1024**2
-"""After this many bytes, those that have arrived are forced to the disk while more arrive, so that the client does not
-wait for all of them at the end. At most twice as many are not yet on the disk."""
+"""Each time this many bytes have arrived, they are forced to the disk while more arrive. So the client does not wait
+for all of them at the end. At most twice as many are not yet on the disk."""
 FETCH_LOCK_FILE = "fetch-slot"
 """The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
 because garbage collection must keep the file."""
@@ -472,7 +472,7 @@ def finish(upload: Upload) -> None:
         finally:
             with suppress(Upload.DoesNotExist):  # it was terminated meanwhile
                 upload.refresh_from_db()
-                if upload.state not in OPEN_STATES:
+                if upload.state not in OPEN_STATES:  # published, stored or refused, so the file is no longer needed
                     _file(upload).unlink(missing_ok=True)
 
 
@@ -579,7 +579,7 @@ def _join_parts(upload: Upload) -> None:
 
 
 def _append_file(source: Path, target_fd: int, end: int) -> None:
-    """Append to the open file `target_fd` what it lacks of `source`. Its length is then at least `end`."""
+    """Append to the open file `target_fd` what it lacks of `source`, which must end at the position `end` there."""
     missing = end - os.fstat(target_fd).st_size
     if missing <= 0:
         return

@@ -196,7 +196,7 @@ class UploadsView(_TusView):
     def _receive_first_bytes(self, request: Request, upload: Upload) -> None:
         """Receive the body of a creation if it has bytes. An upload of 0 bytes is finished at once."""
         if request.content_type == BYTES_TYPE:
-            self.receive(request, upload, 0)
+            self.receive(request, upload, offset=0)
         elif not upload.size_bytes:
             uploads.finish(upload)
 

@@ -156,7 +156,7 @@ class CopyView(_WorkspaceView):
 class CompareView(_WorkspaceView):
     """Comparison of a folder elsewhere with a workspace."""
 
-    capabilities: ClassVar = {"POST": Capability.VIEW}
+    capabilities: ClassVar = {"POST": Capability.VIEW}  # it only reads: the list of files is too long for a URL
 
     @extend_schema(
         operation_id="workspaces_compare", request=ComparisonSerializer, responses={200: DifferingSerializer}

@@ -97,7 +97,7 @@ def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
 
 
 def shown_imports(organization: Organization) -> list[WorkspaceImport]:
-    """Return the imports that the list of workspaces shows, newest first: open ones, and those that failed in a day."""
+    """Return up to 20 imports for the list of workspaces, newest first: open, or failed in the last day."""
     yesterday = timezone.now() - timedelta(days=1)
     # An ended import without a workspace has failed, or its workspace was deleted later: then it has no error.
     is_shown = Q(ended_at=None) | (Q(ended_at__gt=yesterday) & ~Q(error=""))
@@ -172,7 +172,7 @@ def _end_failed(row: WorkspaceImport, error: str) -> None:
 
 def _end(row: WorkspaceImport, *, workspace: Workspace | None = None, error: str = "") -> None:
     """Store that an import has ended, with its workspace or error. Raises NotFound if it is no longer open."""
-    _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])
+    _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])  # the length of the column
 
 
 def _update(row: WorkspaceImport, **values: object) -> None:

@@ -139,7 +139,7 @@ def _cancel_open(sweep: Sweep) -> None:
     if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
         open_trials = open_trials.filter(is_pruned=True)
     for job in Job.objects.filter(trial__in=open_trials):
-        with suppress(AlreadyEnded):
+        with suppress(AlreadyEnded):  # it ended since the query
             orders.cancel_trial(job=job)
 
 
@@ -178,7 +178,7 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
 def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
     """Return the parameters of the next trial. They depend on all trials of this sweep and of those that it extends."""
     if plan.method is Method.GRID:
-        return Suggestion(plan.grid()[len(trials)], {})
+        return Suggestion(plan.grid()[len(trials)], state={})
     return suggest(
         space=plan.space,
         goal=plan.goal,
