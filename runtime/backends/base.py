@@ -120,7 +120,7 @@ class Backend(Protocol):
     def changes(self, stop_after_seconds: float | None = None) -> Iterator[set[str]]:
         """Yield the names of runs whose status or output changed; block between changes.
 
-        An empty set is a heartbeat: something is yielded at least every second. The iterator ends after
+        Something is yielded at least every second: an empty set, if nothing has changed. The iterator ends after
         `stop_after_seconds`; None: never. Changes are lost while no caller iterates, so a caller that begins must
         describe all runs that it knows.
         """

@@ -97,22 +97,32 @@ def test_make_read_only_keeps_executable_bits(root):
 
 
 @pytest.mark.parametrize("swap", ["link", "nothing"])
-@pytest.mark.parametrize("call", ["open", "rename"])
-def test_a_folder_replaced_meanwhile_does_not_stop_the_removal(root, scratch, monkeypatch, swap, call):
+# The removal opens the folders of the top folder; those further down it renames into the top folder first.
+@pytest.mark.parametrize("look", [("open", "a"), ("rename", "outer/a")])
+def test_a_folder_replaced_meanwhile_does_not_stop_the_removal(root, scratch, monkeypatch, swap, look):
     """Code that still runs in a folder may swap what is in it between two looks of the removal."""
+    call, path = look
     tree = root / "tree"
-    (tree / "a").mkdir(parents=True)
+    (tree / path).mkdir(parents=True)
     (tree / "b").write_text("b")
-    real = getattr(os, call)
+    real, measure, measured, swapped = getattr(os, call), trees.measure, [], []
 
-    def meddle(path, *args, **options):
-        if path == "a" and (found := list(scratch.glob("*/a"))) and found[0].is_dir() and not found[0].is_symlink():
-            found[0].rmdir()
+    def measure_and_note(**options):
+        measured.append(measure(**options))
+        return measured[-1]
+
+    def meddle(name, *args, **options):
+        if name == "a" and measured and not swapped:
+            (folder,) = scratch.glob(f"*/{path}")
+            folder.rmdir()
             if swap == "link":
-                found[0].symlink_to(root)
-        return real(path, *args, **options)
+                folder.symlink_to(root)
+            swapped.append(folder)
+        return real(name, *args, **options)
 
+    monkeypatch.setattr(trees, "measure", measure_and_note)
     monkeypatch.setattr(trash.os, call, meddle)
     trees.remove_tree(folder=tree, scratch=scratch)
+    assert swapped
     assert list(root.iterdir()) == []
     assert list(scratch.iterdir()) == []
