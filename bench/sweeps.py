@@ -2,9 +2,10 @@
 
 make bench NAME=sweeps (QUICK=1 for fewer rounds)
 
-A suggestion of ours rebuilds the study from the trials, because any process may make the next one. The baseline is an
-Optuna study of the same trials that only asks. The space has four parameters: a learning rate on a logarithmic scale,
-a width, an optimizer to choose, and a momentum that applies to one of the choices.
+A suggestion of ours rebuilds the study from the trials, because any process may make the next one. The baseline keeps
+an Optuna study with the same trials in memory, and only its `ask` is measured. The space has four parameters: a
+learning rate on a logarithmic scale, a width, an optimizer to choose, and a momentum that applies to one of the
+choices.
 """
 
 from __future__ import annotations

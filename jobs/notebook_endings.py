@@ -98,7 +98,7 @@ def _mail(notification: Notification) -> tuple[str, str]:
         "ends_at": datetime.fromisoformat(data["ends_at"]),
         "is_extensible": data["is_extensible"],
         "url": f"{settings.TRAINYARD_URL}{reverse(page, args=[data['job']])}",
-        "choices_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
+        "mail_settings_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
     }
     subject = _("Notebook #%(job)d %(name)s ends soon") % {"job": data["job"], "name": data["name"]}
     return subject, render_to_string("jobs/mail/notebook_ending.txt", context)

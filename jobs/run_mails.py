@@ -29,6 +29,7 @@ def send_due() -> int:
     """Send the emails that are due and return their number. Safe to repeat."""
     since = timezone.now() - MAX_MAIL_DELAY
     due = Notification.objects.filter(mailed_at=None, kind__in=KINDS, created_at__gt=since).select_related("user")
+    # `deliver` marks the row as mailed, and calls `_mail` in each recipient's language.
     return sum(deliver(Notification.objects.filter(pk=each.pk), partial(_mail, each), recipients(each)) for each in due)
 
 
@@ -36,7 +37,7 @@ def recipients(notification: Notification) -> list[User]:
     """Return the member who ordered the run or sweep, if the member wants the email; else nobody."""
     user = notification.user
     # The end of a trial is not emailed, because one email about the end of its sweep is enough.
-    is_trial = Trial.objects.filter(job=notification.data.get("job")).exists()
+    is_trial = "job" in notification.data and Trial.objects.filter(job=notification.data["job"]).exists()
     if user is None or not user.is_active or is_trial:
         return []
     member = Membership.objects.filter(organization=notification.organization_id, user=user).first()
@@ -55,7 +56,7 @@ def _sweep_mail(notification: Notification) -> tuple[str, str]:
         "sentence": sweep_end_sentence(data),
         "parameters": best and " ".join(f"{name}={value}" for name, value in best["parameters"].items()),
         "url": f"{settings.TRAINYARD_URL}{reverse('sweep_detail', args=[data['sweep']])}",
-        "choices_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
+        "mail_settings_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
     }
     subject = _("Sweep %(sweep)d %(name)s ended") % {"sweep": data["sweep"], "name": data["name"]}
     return subject, render_to_string("jobs/mail/sweep_end.txt", context)
@@ -71,7 +72,7 @@ def _job_mail(notification: Notification) -> tuple[str, str]:
         "failure": failure_sentence(failure) if failure else "",
         "charged": money(notification.data["charged_minor"], notification.data["currency"]),
         "url": f"{settings.TRAINYARD_URL}{reverse('job_detail', args=[job.pk])}",
-        "choices_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
+        "mail_settings_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
     }
     subject = _("#%(job)d %(name)s: %(state)s") % {"job": job.pk, "name": job.name, "state": job.get_state_display()}
     return subject, render_to_string("jobs/mail/end.txt", context)

@@ -109,7 +109,8 @@ class CreditGrant(models.Model):
         editable=False,
         verbose_name=_("received by"),
     )
-    """The member who redeemed the voucher, or who activated the service and so received the trial credit."""
+    """The member who redeemed the voucher, or who activated the service for the organization and so
+    received the trial credit."""
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
 
     class Meta:
@@ -149,7 +150,7 @@ class CreditGrant(models.Model):
 
 
 class CreditUse(models.Model):
-    """The part of a lot that a hold reserves while it is open, and that it used when it was charged."""
+    """What one hold takes from one lot: reserved while the hold is open, and used by its charge."""
 
     hold = models.ForeignKey(Hold, models.PROTECT, related_name="credit_uses", verbose_name=_("hold"))
     grant = models.ForeignKey(CreditGrant, models.PROTECT, related_name="uses")

@@ -132,7 +132,8 @@ class TestCsv:
             ("1", "10:10", "10:11"),
         ]
         assert {row["unit_price"] for row in rows[1:3]} == {"3.60"}  # in the major unit, like amounts
-        note = invoices.correct(invoice=invoice, amounts={invoice.lines.get().pk: 26}, reason="A slip", user=None)
+        run_line = invoice.lines.get()  # one line for each run; the CSV shows its parts
+        note = invoices.correct(invoice=invoice, amounts={run_line.pk: 26}, reason="A slip", user=None)
         assert [(row["rule"], row["amount"]) for row in self.rows(exports.invoice_csv(note))] == [
             ("correction", "-0.26"),
             ("credits", "0.00"),

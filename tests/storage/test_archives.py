@@ -115,7 +115,7 @@ HOSTILE = {
     "a name twice, once with a dot": [member("a"), member("./a")],
     "a name twice, once as a folder": [member("a"), member("a/")],
     "a file and a folder of one name": [member("a"), member("a/b")],
-    "a name twice, once by a detour": [member("a"), member("b//../b/a")],
+    "a name twice, once by a detour": [member("a"), member("b//../a")],
 }
 
 
@@ -293,7 +293,7 @@ def test_a_zip64_with_a_comment_unpacks(target):
 
 
 def test_links_are_limited_in_number_and_in_steps(target, monkeypatch):
-    """A chain of 2000 links, with targets of up to 1900 steps, is refused before the resolution takes minutes."""
+    """2000 links, of which every other has a target of 1900 steps, are refused before the resolution takes minutes."""
     steps = "./" * 1900 + "x"
     data = tar_with(*(member(f"l{n}", tarfile.SYMTYPE, f"l{n + 1}/.." if n % 2 else steps) for n in range(2000)))
     with pytest.raises(StorageError):
