@@ -142,7 +142,10 @@ def judge(
     trials: Sequence[PastTrial],
     number: int,
 ) -> PruningDecision:
-    """Return whether to stop the open trial `number`. `trials` are all trials of the sweep, in order of number."""
+    """Return whether to stop the open trial `number`, by a pruner other than NONE.
+
+    `trials` are all trials of the sweep, in order of number.
+    """
     optuna_pruner = (
         optuna.pruners.MedianPruner(n_startup_trials=MEDIAN_TRIALS)
         if pruner is Pruner.MEDIAN

@@ -32,7 +32,7 @@ def load_data(path="mnist.npz"):
     for part, size in (("train", 60000), ("t10k", 10000)):
         images = read_idx(folder / f"{part}-images-idx3-ubyte")
         labels = read_idx(folder / f"{part}-labels-idx1-ubyte")
-        order = np.resize(np.arange(len(labels)), size)
+        order = np.resize(np.arange(len(labels)), size)  # scripts have MNIST's sizes written into them
         parts.append((images[order], labels[order]))
     return tuple(parts)
 

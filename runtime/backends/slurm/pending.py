@@ -10,15 +10,19 @@ from runtime.specs import Waiting, WaitingCode
 
 # Slurm's reasons, by their meaning for a run.
 _BUSY = frozenset({"Priority", "Resources", "Licenses", "Dependency", "JobArrayTaskLimit", "Prolog"})
+# BeginTime: after a requeue Slurm gives a job a start time some seconds ahead.
 _STARTING = frozenset({"None", "", "BeginTime", "Cleaning", "WaitingForScheduling"})
 _HELD = frozenset({"JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue", "launch failed requeued held"})
 _CLOSED = frozenset(
     {
         *("ReqNodeNotAvail", "NodeDown", "Reservation", "ReservationDeleted", "PartitionDown", "PartitionInactive"),
         *("FrontEndDown", "BlockMaxError", "BlockFreeAction"),
+        "Nodes required for job are DOWN",  # ", DRAINED or reserved for jobs in higher priority partitions"
     }
 )
 _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig"})
+_NOT_A_LIMIT = frozenset({"QOSNotAllowed"})
+"""A reason that begins as a limit, but does not end by waiting."""
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
 
 
@@ -27,7 +31,7 @@ def explain_waiting(job: SlurmJob | None, *, is_importing: bool = False) -> Wait
 
     `is_importing`: node 0 has begun to import the run's own image, and has not ended that.
     """
-    if job is None or not job.is_waiting:
+    if job is None or not job.is_waiting:  # Slurm lists every waiting job, so one that is missing has been started
         if is_importing:
             return Waiting(WaitingCode.STARTING, {"step": "image"}, "The image of the run is pulled and unpacked.")
         return Waiting(WaitingCode.STARTING, {"step": "supervisor"}, "Slurm has started the nodes of the run.")
@@ -43,7 +47,7 @@ def _code_and_sentence(reason: str) -> tuple[WaitingCode, str]:
     """Return the code for a reason of Slurm, and an English sentence without its full stop."""
     if reason in _HELD or reason.endswith("held"):
         return WaitingCode.HELD, "The run is held in Slurm's queue"
-    if reason.startswith(_LIMIT_PREFIXES):
+    if reason.startswith(_LIMIT_PREFIXES) and reason not in _NOT_A_LIMIT:
         return WaitingCode.CLUSTER_LIMIT, "A limit of the account or QOS is reached"
     for reasons, code, sentence in (
         (_CLOSED, WaitingCode.MACHINES_CLOSED, "Machines that fit are reserved or down"),

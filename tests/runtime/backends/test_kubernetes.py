@@ -75,7 +75,7 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
     fake.make("secrets", namespace, NAME, data={"token": "b2xk"})  # "old", as base64
     fake.store.edit("secrets", namespace, NAME, lambda secret: secret["metadata"].update(ownerReferences=[owner]))
     own_harness.complete("print('first')")
-    fake.controllers.pace.collect_seconds = 60  # so long the Pods of a deleted Job remain
+    fake.controllers.pace.collect_seconds = 60  # Pods of a deleted Job remain for this time
     own_harness.backend.delete(NAME)
     fake.controllers.paused.set()  # nobody creates or deletes Pods for now
     own_harness.submit("print('second')")
@@ -88,13 +88,16 @@ def test_what_an_earlier_job_left_is_ignored_or_replaced(own_harness, fake):
 
 
 def test_a_first_stop_with_a_short_grace_period_deletes_pods_before_the_job_does(own_harness, fake, fake_site):
-    """The Job would give them the 600 s of their spec, and without shared storage they learn of no shorter time."""
+    """If only the Job were deleted, its Pods would have the 600 s of their spec.
+
+    Without shared storage nothing can tell them a shorter time, so the backend deletes the Pods itself.
+    """
     own_harness.backend = own_harness.new_backend(volume={**fake_site.volume(), "shared": False})
     own_harness.start(STUBBORN, grace_seconds=600, deadline_seconds=3600)
     (container,) = fake.containers()
     own_harness.backend.stop(NAME, 1)
     own_harness.wait_for_outcome(Outcome.STOPPED)
-    wait_for(container.ended.is_set)
+    assert wait_for(container.ended.is_set)
 
 
 # Ends that the cluster decides
@@ -140,7 +143,7 @@ def test_each_organization_has_its_own_namespace(own_harness, fake):
     assert backend.names() == [NAME]
     assert backend.logs(NAME, 0).text == "done\n"
     backend.delete(NAME)
-    wait_for(lambda: not fake.store.find("pods", where) and not fake.store.find("secrets", where))
+    assert wait_for(lambda: not fake.store.find("pods", where) and not fake.store.find("secrets", where))
 
 
 def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_harness, fake_site):
@@ -156,8 +159,8 @@ def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_harness, fak
     assert own_harness.log().startswith("ééé\n[]\nno end")
     chunk = own_harness.backend.logs(NAME, 0, offset=2, limit=3)
     assert (chunk.text, chunk.next_offset, chunk.eof) == ("é", 4, False)
-    (line, seconds), *_later = own_harness.backend.logs(NAME, 0, offset=2, limit=3, with_times=True).times
-    assert (line, seconds) == (0, pytest.approx(time.time(), abs=60))
+    (line_of_chunk, seconds), *_later = own_harness.backend.logs(NAME, 0, offset=2, limit=3, with_times=True).times
+    assert (line_of_chunk, seconds) == (0, pytest.approx(time.time(), abs=60))
     assert own_harness.backend.samples(NAME, 0).eof
     assert own_harness.backend.stacks(NAME) == {}
     assert not (fake_site.root / "runs" / NAME).exists()
@@ -171,7 +174,7 @@ def test_logs_come_from_the_api_server_if_storage_is_not_shared(own_harness, fak
     ],
 )
 def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harness, fake, mode, ok, detail):
-    """There was no run yet. In a trial the volume is on one machine, and two nodes can still connect."""
+    """There was no run yet. A ReadWriteOnce volume is on one machine, where both nodes of the smoke run meet."""
     root = own_harness.site.root
     affinity = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-b"]}
     local = {"required": {"nodeSelectorTerms": [{"matchExpressions": [affinity]}]}}
@@ -197,7 +200,7 @@ def test_check_names_missing_permissions_and_node_kinds_without_machines(own_har
     lines = check(limited, own_harness.site.root / "runs", smoke=False)
     missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
-    assert not any("pods/portforward" in name for name in missing)
+    assert not any("pods/portforward" in name for name in missing)  # a rule of its own allows it
     assert all(missing.values())
 
     def machines(**settings):
@@ -211,9 +214,9 @@ def test_check_names_missing_permissions_and_node_kinds_without_machines(own_har
     assert "node_selectors" in line.remedy
     fake.edit_node("node-a", lambda node: node["metadata"]["labels"].update(pool="large"))
     assert machines(node_selectors=kinds).ok
-    none = {"": {"pool": "none"}}
-    assert not machines(node_selectors=none).ok
-    assert machines(node_selectors=none, elastic=True).ok  # such machines may still be added
+    closed = {"": {"pool": "none"}}  # "": nodes of runs that name no type
+    assert not machines(node_selectors=closed).ok
+    assert machines(node_selectors=closed, elastic=True).ok  # such machines may still be added
 
 
 def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fake):

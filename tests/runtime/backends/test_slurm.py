@@ -140,7 +140,9 @@ def test_a_job_asks_for_the_nodes_as_tasks():
         ("QOSMaxCpuPerUserLimit", WaitingCode.CLUSTER_LIMIT), ("AssocGrpCpuLimit", WaitingCode.CLUSTER_LIMIT),
         ("(launch failed requeued held)", WaitingCode.HELD),
         ("ReqNodeNotAvail, UnavailableNodes:n1", WaitingCode.MACHINES_CLOSED),
+        ("(Nodes required for job are DOWN, DRAINED or reserved)", WaitingCode.MACHINES_CLOSED),
         ("BadConstraints", WaitingCode.TOO_LARGE), ("InvalidQOS", WaitingCode.UNSCHEDULABLE),
+        ("QOSNotAllowed", WaitingCode.UNSCHEDULABLE),
     ],
 )  # fmt: skip
 def test_slurms_reasons_become_codes(reason, code):

@@ -20,7 +20,7 @@ def test_requirements_are_normalized():
     ("line", "problem"),
     [
         ("-e .", Problem.OPTION),
-        ("--index-url https://evil.example/simple", Problem.PLACE),
+        ("--index-url https://evil.example/simple", Problem.PLACE),  # an option, but the place is what matters
         ("einops==1.0 --hash=sha256:00", Problem.OPTION),
         ("einops \\\n --global-option=x", Problem.OPTION),
         ("./package", Problem.PLACE),
@@ -50,7 +50,7 @@ def test_files_without_requirements_or_with_too_many_are_refused():
             requirements.parse(text)
 
 
-def test_a_requirement_for_another_version_than_the_images_is_a_conflict():
+def test_a_requirement_for_another_version_than_the_installed_one_is_a_conflict():
     installed = {"torch": "2.13.0+cpu", "typing-extensions": "4.16.0"}
     assert requirements.find_conflict(["Torch>=2", "typing_extensions", "torch==2.13.0"], installed) is None
     assert requirements.find_conflict(["einops", "torch==2.1"], installed) == Conflict(
