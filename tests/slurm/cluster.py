@@ -20,8 +20,8 @@ _START_SECONDS = 60.0
 END_SECONDS = 20.0
 """How long a daemon may take to end."""
 _CPUS = 2
-"""Cores that each node claims to have, whatever this machine has. A node of a run takes both, so that no two nodes of a
-run share a machine."""
+"""Cores that each node claims to have; this machine may have more or fewer. A node of a run takes both, so that no two
+nodes of a run share a machine."""
 
 
 def missing_program(programs: Iterable[str] = PROGRAMS) -> str:
@@ -109,7 +109,7 @@ class SlurmCluster:
             f"SlurmdSpoolDir={self._folder}/%n",
             f"StateSaveLocation={self._folder}",
             "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
-            "SlurmdParameters=config_overrides",  # believe CPUs and RealMemory below, whatever this machine has
+            "SlurmdParameters=config_overrides",  # use CPUs and RealMemory below in place of this machine's
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
             "MpiDefault=none",

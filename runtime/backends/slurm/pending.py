@@ -22,7 +22,7 @@ _CLOSED = frozenset(
 )
 _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig"})
 _NOT_A_LIMIT = frozenset({"QOSNotAllowed"})
-"""A reason that begins as a limit, but does not end by waiting."""
+"""Reasons that begin like those of a limit, but waiting does not end them."""
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
 
 

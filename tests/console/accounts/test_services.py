@@ -99,7 +99,7 @@ def test_closing_an_account_needs_another_owner_or_a_closed_organization_and_kee
     with pytest.raises(SoleOwner, match=owner.organization.name):
         services.close_account(user=owner.user)
     administrator = UserFactory(is_staff=True)
-    with pytest.raises(SoleOwner):  # administrators cannot close their own account, whatever they own
+    with pytest.raises(SoleOwner):  # administrators can never close their own account
         services.close_account(user=administrator)
     administrator.delete()
     services.close_account(user=member.user)

@@ -184,6 +184,7 @@ def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool,
         hidden.rename(address)
         tool_url = f"{url}{path}"
     assert (page.status_code, page.text, redirected.status_code) == (200, "ok", 502)
+    assert redirected.json()["code"] == "tool_redirects"
     assert (ended.status_code, ended.json()["code"]) == (502, "tool_ended")
     assert HostileTool.received[0][0] == f"{path}a.html?x=%2F..&y=1"
     for _path, headers in HostileTool.received:

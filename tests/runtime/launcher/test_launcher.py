@@ -20,7 +20,7 @@ def plan_fields(folder):
 
 
 def test_a_new_address_of_the_hub_that_arrives_with_the_launch_plan_is_used(tmp_path):
-    """The hub's name may first have an old address; a supervisor sends the new one as soon as it has it."""
+    """The lookup of the hub's name may first find an old address. The supervisor sends the new one once it is known."""
     # The plan has 127.0.0.1 for node 0, where nothing listens.
     with socket.create_server(("127.0.0.2", 0)) as hub, (tmp_path / "output").open("wb") as output:
         hub.settimeout(60)

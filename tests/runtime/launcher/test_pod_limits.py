@@ -37,7 +37,7 @@ def counters(monkeypatch):
 
 @pytest.fixture
 def record(tmp_path):
-    """The record of node 1. A `started_at` in its data, whatever its value, means that customer code has started."""
+    """The record of node 1. Customer code has started if its data has the key `started_at`."""
     return Record(tmp_path, None, node=1, address="10.0.0.1")
 
 
