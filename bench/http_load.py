@@ -48,8 +48,10 @@ async def _run_clients(
     async def client(number: int) -> None:
         # Clients begin one after another, so that their requests spread over the interval.
         await asyncio.sleep(number / clients * (interval_seconds or 1.0))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer = None
         try:
+            async with asyncio.timeout(RESPONSE_SECONDS):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
             for request in cycle(requests):
                 sent_at = time.monotonic()
                 if sent_at > ends_at:
@@ -65,7 +67,8 @@ async def _run_clients(
         except (TimeoutError, OSError, EOFError, ValueError):
             responses.failed += 1
         finally:
-            writer.close()
+            if writer:
+                writer.close()
 
     await asyncio.gather(*(client(number) for number in range(clients)))
     return responses

@@ -30,6 +30,7 @@ class LocalRuns:
             image=Image(builtin=framework.value),
             nodes=nodes,
             workers_per_node=workers,
+            # About two cores for the whole run, so that runs of one and of many nodes compare.
             resources=Resources(cpus=max(0.5, 2 / nodes), memory_mib=2048),
             script=script,
             deadline_seconds=TIMEOUT_SECONDS,
@@ -38,7 +39,7 @@ class LocalRuns:
         self._backend.submit(spec)
         status = wait_for_end(self._backend, spec.name, TIMEOUT_SECONDS)
         if status.outcome is not Outcome.COMPLETED:
-            raise SystemExit(f"our run did not complete: {status}")
+            raise SystemExit(f"The benchmark's run {spec.name} did not complete: {status}")
         return self._backend.run_folder(spec.name) / "run"
 
     def delete_last(self) -> None:

@@ -42,7 +42,8 @@ MAX_PER_DAY = 5
 """Largest number of automatic top-ups of a wallet in 24 hours. Faster spending may be a mistake, such as a loop that
 orders runs, so a person must then top up."""
 ENDED_ACTIVATIONS = ServiceActivation.objects.filter(deactivated_at__isnull=False)
-"""Activations of organizations that gave up the service. They cannot buy anything, so their cards are not charged."""
+"""Activations of organizations that gave up the service; to take it up again clears the date. Such an organization
+cannot buy anything, so its card is not charged."""
 CARD_GONE = "card_gone"
 """Failure code of a charge whose saved card was deleted at the provider."""
 PERMANENT_FAILURES = {customers.CUSTOMER_GONE, CARD_GONE}

@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 FONTS = settings.BASE_DIR / "static" / "vendor" / "fonts"
 MAX_DETAILED_RUNS = 300
-"""Most runs of an invoice whose PDF shows every receipt line. A web request renders it, and each row takes time; nobody
-reads more pages anyway. Longer invoices show one row for each run. The CSV has all lines."""
+"""The PDF shows every receipt line only if the invoice has at most this many runs. A web request renders it, and each
+row takes time; nobody reads more pages anyway. Longer invoices show one row for each run. The CSV has all lines."""
 
 
 def pdf(*, invoice: Invoice, language: str) -> bytes:
@@ -50,7 +50,7 @@ def pdf(*, invoice: Invoice, language: str) -> bytes:
 
 def context(invoice: Invoice) -> dict[str, Any]:
     """Return the template context of an invoice's page and PDF."""
-    lines = loaded_lines(invoice)
+    lines = loaded_lines(invoice)  # one for each run
     return {"invoice": invoice, "lines": lines, "detailed": len(lines) <= MAX_DETAILED_RUNS}
 
 

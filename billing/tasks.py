@@ -38,7 +38,8 @@ def request_apply_events() -> None:
 @shared_task
 def apply_events() -> None:
     """Apply all payment events that are stored but not yet applied."""
-    # Deleted first, because an event that is stored from now on may need another run. Without Redis, the key expires.
+    # Deleted first, because an event that is stored from now on may need another run. If
+    # Redis does not answer now, the key expires by itself.
     with suppress(redis.RedisError):
         redis_client.client().delete(redis_client.key(APPLY_PENDING))
     while events.apply_waiting():
@@ -54,7 +55,7 @@ def fetch_events() -> None:
         logger.warning("The payment provider did not answer. The next run of this task retries.")
         return
     if fetched:
-        events.apply_waiting()
+        apply_events()
 
 
 @shared_task

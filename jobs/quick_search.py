@@ -39,7 +39,7 @@ class Hit:
 def search(organization: Organization, query: str) -> list[Hit]:
     """Return at most MAX_PER_KIND objects of each kind whose name contains the query, and the job of that number."""
     query = query.strip()
-    if not query or len(query) > MAX_QUERY_LENGTH or not is_text(query):
+    if not query or len(query) > MAX_QUERY_LENGTH or not is_text(query):  # PostgreSQL refuses NUL
         return []
     return [
         *_jobs(organization, query),

@@ -173,7 +173,7 @@ class QuotePaymentView(TenantView):
 
     @extend_schema(request=None, responses={201: TopUpSerializer})
     def post(self, _request: Request, quote_id: UUID) -> Response:
-        """Start a payment of the amount that the wallet lacks for a quote. The quote is bought when it arrives.
+        """Start a payment of the amount that the wallet lacks for a quote. Its arrival buys the quote.
 
         The payment stays in the wallet even if the quote is not bought. The payer must also be allowed to buy.
         """

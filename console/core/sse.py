@@ -72,7 +72,10 @@ def event_stream(
 
 
 async def query_in_thread(query: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of `query`, run on a thread that may use the database. All streams share few such threads."""
+    """Return the result of `query`, run on a thread that may use the database.
+
+    All streams share few such threads: `console.serving.streams` chooses them for `sync_to_async`.
+    """
 
     def run() -> T:
         close_old_connections()  # Django does this only at the start and end of a request, and a stream lasts longer

@@ -138,7 +138,7 @@ def _render_cards(
         cards = customers.saved_cards(request.membership.organization)
     except BillingError as error:
         problem = str(error.message)
-    # If so, the page explains why the cards are gone: the provider deleted them with the customer.
+    # The page explains missing cards if the provider deleted its record of the organization, and with it the cards.
     has_deleted_customer = not cards and not problem and customers.has_deleted_customer(request.membership.organization)
     context = {
         "account": account,

@@ -50,6 +50,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
         (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
         for lot in credit.lots_of(request.membership.organization)
     ]
+    # The balance is credit, and money that was paid in.
     return render(
         request,
         "billing/credit_list.html",

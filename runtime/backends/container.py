@@ -93,7 +93,7 @@ def root_arguments(root: Path, targets: Sequence[str]) -> list[str]:
         if name not in _SPLIT_FOLDERS and name not in hidden:
             args += _entry_arguments(root / name, f"/{name}")
     for folder in _SPLIT_FOLDERS:
-        # The names in this folder by which the paths of the later mounts continue.
+        # Entries of this folder on the way to a later mount, which hides them.
         hidden_entries = {part for path in paths if path.parts[1] == folder for part in path.parts[2:3]}
         for name in _names(root / folder):
             if name not in _OWN_ENTRIES[folder] | hidden_entries:
@@ -159,9 +159,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     # The interpreter's own libraries come first: a system's may have the same names.
     folders = dict.fromkeys([prefix / "lib", *(path.parent for path in libraries)])
     search_path = ":".join(f"{HOST_TARGET}{folder}" for folder in folders)
-    # The linker's cache (/etc/ld.so.cache) is the image's. A library that is missing here would still be taken from the
-    # linker's default folders, which are the image's too, so the check above refuses an interpreter that has libraries
-    # elsewhere.
+    # The linker's cache (/etc/ld.so.cache) is the image's. The linker also searches its
+    # default folders, which are the image's too. That is why the loop above refuses libraries outside `sources`.
     command = [f"{HOST_TARGET}{loader}", "--inhibit-cache", "--library-path", search_path]
     # A library or extension module may name folders itself (DT_RPATH, DT_RUNPATH). In the sandbox these are the
     # image's, and the linker prefers DT_RPATH to the library path. In this list, the empty name is the interpreter.
@@ -220,7 +219,8 @@ def _resolve(root: Path, path: PurePosixPath) -> Path | None:
         target = PurePosixPath(entry.readlink())
         if target.is_absolute():
             current = []
-        pending += reversed([name for name in target.parts if name != "/"])
+        # The first part of an absolute path is its root, "/" or "//": joined to `root`, it would leave the image.
+        pending += reversed(target.parts[1:] if target.is_absolute() else target.parts)
     return root.joinpath(*current)
 
 

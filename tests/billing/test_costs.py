@@ -86,7 +86,7 @@ def test_months_begin_and_end_at_midnight_across_a_change_of_clocks(settings):
 
 
 def test_an_invalid_month_is_the_present_one():
-    """So is one near the first or the last year of `datetime`, 1 and 9999."""
+    """A month at the limits of `datetime`, the years 1 and 9999, is invalid: it has no month before or after it."""
     for name in ("", "x", "2026-13", "1-1", "2026-11-01", "99999-01", "0001-01", "9999-12"):
         assert costs.parse_month(name).is_current
 

@@ -11,7 +11,10 @@ pytestmark = pytest.mark.django_db
 
 
 class StartsNotebook:
-    """Replaces `shell.pauses`: at the program's first pause the notebook starts, at the next JupyterLab listens."""
+    """Takes the place of `shell.pauses`, the list to which `shell` appends each pause's seconds instead of waiting.
+
+    At the program's first pause the notebook starts, at the next JupyterLab listens.
+    """
 
     def __init__(self, customer, monkeypatch):
         self.customer, self.monkeypatch = customer, monkeypatch

@@ -54,7 +54,7 @@ HEADERS = (
     "Cookie",  # the last, since an unknown session logs the client out
 )  # fmt: skip
 ELSEWHERE = ("api/", "admin/", "webhooks/", "receipts/<int:pk>/")
-"""Routes that other tests of this module request, or that cannot be opened here: this world's receipts have no job."""
+"""Routes that other tests request, or that cannot be opened here: this world's receipts have no job."""
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def is_served(path):
 
 
 def odd_paths(route, texts):
-    """Yield the route's path with NUL as its arguments, and with the next of the texts that the route takes.
+    """Yield the route's path twice: with NUL as its arguments, and with the next text that its converters accept.
 
-    Yields none that no route takes, such as letters for a number: their answer does not depend on the route.
+    Skips a path that leads to no route, such as letters for a number: its answer does not depend on the route.
     """
     if "<" in route:
         odd = lambda text: "/" + re.sub(r"<\w+:\w+>", lambda _argument: text, route)
@@ -110,9 +110,8 @@ def fields_of(schema, route, method):
 def test_no_body_of_the_api_causes_a_server_error(world, schema):
     """One field at a time is odd, then all fields, and then the body is no object or has an unknown field.
 
-    A NUL goes alone into each field. Each field's other text is sent in one request with those of all fields. A field
-    that the answer refuses by name is not sent alone again: it would be refused likewise, and the NUL has shown what
-    the rest of the body does beside a refused field.
+    First NUL, in one field at a time. Then another text in every field at once. Fields that this answer does not refuse
+    by name are sent alone too, since a refused field may have hidden them.
     """
 
     def send(method, route, body):
@@ -167,7 +166,7 @@ def test_no_parameter_path_or_header_of_the_api_causes_a_server_error(world, api
             assert_no_server_error(client.get(path + percent(odd, safe="")), path, odd)  # no route takes the text
         text = odd.encode().decode("latin-1")  # servers read headers as Latin-1
         for header in HEADERS:
-            # `bytes=` is the form of a Range. The other headers have no form.
+            # The prefix `bytes=` leads Range's parser to the text. The other headers do not mind it.
             within = f"sessionid={text}; csrftoken={text}" if header == "Cookie" else f"bytes={text}-"
             assert_no_server_error(owner.get("/api/v1/jobs/", headers={header: text}), header)
             # htmx gets only the rows of the list.

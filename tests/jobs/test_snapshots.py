@@ -60,7 +60,7 @@ def test_an_order_keeps_script_image_and_datasets_as_they_were(client, customer,
     assert configuration(client, job)["script_state"] == "missing"
 
 
-def test_changes_name_the_price_but_no_later_version_of_a_dataset_that_is_withdrawn(customer, other):
+def test_changes_list_a_new_price_and_hide_later_versions_of_a_withdrawn_dataset(customer, other):
     dataset = DatasetFactory(organization=other.organization, name="public", is_public=True)
     version = DatasetVersionFactory(dataset=dataset)
     job = customer.job(datasets=["public"])

@@ -175,7 +175,7 @@ def test_a_script_that_always_fails_ends_the_sweep(sweeper):
     assert (sweep.reason, sweep.trials.count()) == ("failing", progress.FAILING_TRIALS)
 
 
-def test_a_full_queue_makes_the_sweep_wait_and_a_deleted_workspace_ends_it(sweeper, customer):
+def test_a_full_queue_makes_the_sweep_wait_and_a_missing_script_ends_it(sweeper, customer):
     customer.quota(max_open_jobs=1)
     sweep = sweeper.buy()
     sweep.refresh_from_db()
@@ -184,9 +184,11 @@ def test_a_full_queue_makes_the_sweep_wait_and_a_deleted_workspace_ends_it(sweep
     customer.quota(max_open_jobs=10)
     progress.advance(sweep_pk=sweep.pk)
     assert sweep.trials.count() == 2
+    # Trials run the script of the order, but an order needs one in the folder too.
     (customer.folder / "train.py").unlink()
     sweeper.finish(sweep)
     assert sweep.reason == "unavailable"
+    # After the end, it says why no further trial could be ordered.
     assert selectors.summary(sweep)["waiting_for"] == sweep.waiting != ""
 
 
@@ -272,10 +274,9 @@ def test_each_number_of_a_trial_is_ordered_once(sweeper):
 def test_an_extension_learns_from_all_earlier_trials(sweeper, customer):
     sweeps = [sweeper.buy(trials=2, concurrency=1, method="tpe", space=SPACE | {"X": SPACE["LR"]})]
     sweeper.finish(sweeps[0])
-    for chosen in (sweeps[0], sweeps[0], None):  # None: the last extension; it too extends the first sweep
+    for index in (0, 0, -1):  # -1 extends the latest extension; its `extends` is the first sweep nevertheless
         held = customer.wallet.held_minor
-        extended = chosen or sweeps[-1]
-        quote = quote_extension(membership=customer.membership, sweep=extended, data={"trials": 2})
+        quote = quote_extension(membership=customer.membership, sweep=sweeps[index], data={"trials": 2})
         sweep = place_sweep(membership=customer.membership, quote=quote)
         assert customer.wallet.held_minor == held + quote.ceiling_minor
         assert place_sweep(membership=customer.membership, quote=quote) == sweep
@@ -294,7 +295,7 @@ def test_an_extension_learns_from_all_earlier_trials(sweeper, customer):
 
 
 def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypatch):
-    space = {"LR": {"type": "categorical", "choices": [0.1, 0.2, 0.3]}}
+    space = {"LR": {"type": "categorical", "choices": [0.1, 0.2, 0.3, 0.4]}}
     sweep = sweeper.buy(method="grid", trials=2, space=space)
     extend = lambda **data: quote_extension(membership=customer.membership, sweep=sweep, data=data)
     with pytest.raises(InvalidInput):
@@ -313,7 +314,7 @@ def test_the_extension_of_a_grid_tries_the_rest_once(sweeper, customer, monkeypa
     sweeper.finish(rest)
     with pytest.raises(ChoiceUnavailable):
         place_sweep(membership=customer.membership, quote=second)  # its quote counted fewer earlier trials
-    assert [trial.parameters for trial in rest.trials.all()] == [{"LR": 0.3}]
+    assert [trial.parameters for trial in rest.trials.order_by("number")] == [{"LR": 0.3}, {"LR": 0.4}]
     with pytest.raises(InvalidInput) as refused:
         extend(trials=1)
     assert "tried all" in refused.value.fields["trials"]

@@ -65,7 +65,7 @@ class Store:
             return [copy.deepcopy(found[key]) for key in sorted(found)]
 
     def items(self) -> list[tuple[Key, Object]]:
-        """Return all objects themselves, which must not be changed. Copies of a long session's events cost much."""
+        """Return all objects themselves, which the caller must not change. Tests leave many, so copies are slow."""
         with self.changed:
             return sorted(self._objects.items())
 

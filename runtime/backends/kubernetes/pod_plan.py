@@ -19,7 +19,8 @@ MASTER_PORT = 29500
 NOTEBOOK_PORT = 8888
 """The port on 127.0.0.1 of a Pod on which JupyterLab listens, its default. `notebooks` connects to it."""
 _FIRST_WORKER_PORT = 29600
-"""The first of the workers' ports. They are consecutive, and the spare ports follow them."""
+"""The first of the ports at which TensorFlow's workers listen. They are consecutive; the spare ones for later rounds of
+an elastic run follow."""
 
 
 def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInputs:
@@ -60,14 +61,14 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "gpus": spec.resources.gpus,
         "python": "",  # the interpreter of the first process
         "builtin_script": spec.builtin_script,
-        "environment": {},  # none in addition to the image's
+        "environment": {},  # added to the image's; `variables` are the customer's
         **({"packages": PACKAGES_TARGET} if spec.packages else {}),
         **({"variables": spec.environment} if spec.environment else {}),
         "plan": topology,
     }
     runs_path = root.relative_to(config.volume.root) if config.volume.shared else Path()
     run_root = runs_path / spec.name
-    key = spec.checkpoint_key
+    key = spec.checkpoint_key  # the attempts of a job share checkpoints and outputs; `run` is the attempt's own
     return PodInputs(
         pod_plan=pod_plan,
         run_root=str(run_root),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Dict, Mapping, NamedTuple
 
-_DEFAULT_PLAN_PATH = "/trainyard/order/order.json"
+_DEFAULT_PLAN_PATH = "/trainyard/order/order.json"  # the launch plan; its variable and path keep an older name
 _DEFAULT_TERMINATION_PATH = "/dev/termination-log"
 _PRIVATE_PREFIXES = ("TRAINYARD_", "KUBERNETES_")
 _SECRET_PREFIX = "TRAINYARD_SECRET_"  # noqa: S105 - the beginning of names
@@ -15,7 +15,7 @@ _HOME = "/tmp"  # noqa: S108 - the pod's own
 class PodIdentity(NamedTuple):
     """The values that are specific to this pod, from its environment.
 
-    `environment` has the variables that the ranks inherit. `secrets` are those of the order, by name; the ranks get
+    `environment` has the variables that the ranks inherit. `secrets` are those of the job, by name; the ranks get
     them too.
     """
 

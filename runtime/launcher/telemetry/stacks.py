@@ -88,7 +88,7 @@ class CaptureTarget(NamedTuple):
 
 
 class StackCapture:
-    """One capture of some ranks, by `Rank.rank_id`.
+    """One capture of some ranks of this node. The keys of all dicts are rank ids (`worker_group.Rank.rank_id`).
 
     Call `start` to signal them, then `add_data` with everything that they write, until `is_over`.
     """
@@ -204,12 +204,10 @@ def unavailable_reason(rank: CaptureTarget, proc: str = PROC) -> str:
         return "the process has ended"
     if status["State"][:1] in "Tt":
         return "the process is stopped (SIGSTOP), so that nothing runs in it"
+    if any(_mask_contains(status.get(mask, "0"), STACK_SIGNAL) for mask in ("SigBlk", "SigIgn")):
+        return "the code blocks or ignores the signal that asks for it"
     if not _mask_contains(status.get("SigCgt", "0"), STACK_SIGNAL):
         return "the process does not run the interpreter yet, or no longer"
-    if _mask_contains(status.get("SigBlk", "0"), STACK_SIGNAL) or _mask_contains(
-        status.get("SigIgn", "0"), STACK_SIGNAL
-    ):
-        return "the code blocks or ignores the signal that asks for it"
     if not _has_pipe_open(folder + "fd", rank.report_fd):
         return "the code has closed the pipe that the stack would be written to"
     return ""
@@ -252,16 +250,17 @@ def stack_lines(text: str) -> List[str]:
             lines.append(line)
         elif line.startswith(("Thread 0x", "Current thread 0x")):
             lines += ["", line] if lines else [line]
-        elif line.startswith("  ") and not frame:
+        elif line.startswith("  ") and not frame:  # "  <no Python frame>", or "  ..." for frames that were left out
             lines.append(line)
     return lines
 
 
 def main_frames(lines: Sequence[str]) -> List[Frame]:
-    """Return the first thread's frames, the innermost first. Pure.
+    """Return the main thread's frames, the innermost first. Pure.
 
-    The kernel delivers the signal to the first thread if possible, and faulthandler marks the thread that got the
-    signal as current. If that thread has no Python frames, none is marked. Then the first thread is the last one shown.
+    The kernel delivers the signal to the main thread if possible, and faulthandler marks the thread that got the signal
+    as current. If that thread has no Python frames, none is marked. Then the main thread is the last in the list, since
+    faulthandler begins with the newest thread.
     """
     threads: List[List[Frame]] = []
     current: Optional[int] = None  # the index of the thread that is marked as current

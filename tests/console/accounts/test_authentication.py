@@ -50,7 +50,7 @@ def test_a_token_is_shown_once_stored_as_a_hash_and_revoked_once(api, owner):
     assert client.delete(f"/api/v1/tokens/{row.pk}/").status_code == 204
     assert client.get(WHOAMI).status_code == 401
     assert api(owner).delete(f"/api/v1/tokens/{row.pk}/").status_code == 404
-    services.revoke_token(token=row, actor=owner.user)  # as another request that found it before
+    services.revoke_token(token=row, actor=owner.user)  # as a request does that read the row before it was revoked
     assert AuditEvent.objects.filter(action="token.revoked").count() == 1
 
 
@@ -83,12 +83,12 @@ def test_a_token_does_what_its_scopes_and_its_role_allow(api, owner):
     for path, body in (("organization/invitations/", {"email": "a@example.com"}), ("wallet/top-ups/", {})):
         assert client.post(f"/api/v1/{path}", body).data["code"] == "not_allowed"
     assert client.patch("/api/v1/organization/", {"name": "Mine"}).status_code == 403
-    MembershipFactory(organization=owner.organization)
+    MembershipFactory(organization=owner.organization)  # a second owner, since the last one keeps that role
     services.change_role(membership=owner, role=Role.VIEWER, actor=None)
     assert client.post("/api/v1/datasets/", {"name": "more"}).status_code == 403
 
 
-def test_no_token_is_created_that_may_do_more_than_the_role_and_the_token_that_asks_or_lives_longer(api, owner):
+def test_a_new_token_may_do_no_more_and_lives_no_longer_than_the_token_or_role_that_creates_it(api, owner):
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": ["run"], "days": 7})
     client = client_with_created_token(api, made)
     refused = client.post("/api/v1/tokens/", {"name": "x", "scopes": ["run", "manage"]})

@@ -54,7 +54,7 @@ def test_email_is_in_the_language_of_the_sign_up_until_another_is_chosen(client)
 def test_email_links_to_the_configured_address_whatever_host_the_request_names(client, settings, mailoutbox, path):
     settings.TRAINYARD_URL = "https://train.example.com"
     settings.ACCOUNT_EMAIL_VERIFICATION = "mandatory"
-    # allauth limits the messages to an address; the tests around this one use up the limit of SIGN_UP's.
+    # allauth limits the messages to one address, and other tests use up the limit of SIGN_UP's address.
     email = UserFactory().email if path == "account_reset_password" else "grace@example.com"
     client.post(reverse(path), SIGN_UP | {"email": email}, headers={"host": "127.0.0.1:8000"})
     (message,) = mailoutbox

@@ -62,7 +62,7 @@ def test_a_log_in_needs_the_code_and_a_code_works_once(user):
     assert "_auth_user_id" not in client.session
     assert client.get(reverse("organization")).status_code == 302  # the password alone opens nothing
     assert client.post(reverse("mfa_authenticate"), {"code": "12"}).status_code == 200
-    code = code_of(secret)
+    code = code_of(secret)  # maybe the code of the set-up, which does not count as used
     assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 302
     assert client.get(reverse("organization")).status_code == 200
     second, _answer = enter_password(user)
@@ -115,7 +115,7 @@ def test_no_code_is_accepted_once_the_key_of_the_installation_is_lost(user, sett
     _secret, codes = set_up_authenticator_app(user)
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", []
     client, _answer = enter_password(user)
-    for code in (codes[0], code_of("")):  # also none of an empty key, in case the lost one is read as empty
+    for code in (codes[0], code_of("")):  # the second in case a key that cannot be decrypted is read as empty
         assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 200
 
 

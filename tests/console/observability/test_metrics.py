@@ -117,15 +117,14 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
     assert of_events(samples) == of_events(before)
 
 
-def test_an_event_is_counted_once_older_transactions_have_ended_and_says_if_a_retry_follows(
-    customer, scrape, monkeypatch
-):
+def test_an_event_counts_from_a_minimum_age_on_and_shows_whether_a_retry_follows(customer, scrape, monkeypatch):
     monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 3600)
     customer.end(customer.started(), Outcome.NODE_LOST)
     assert ("runs_ended_total", "node_lost", "yes") not in scrape()
     monkeypatch.setattr(db_metrics, "MIN_EVENT_AGE_SECONDS", 0)
     samples = scrape()
     assert samples["runs_ended_total", "node_lost", "yes"] == 1
+    # From running back to queued: the labels of a sample are sorted by their names, from_state and to_state.
     assert samples["transition_seconds_count", "queued", "running"] == 1
 
 
@@ -224,7 +223,7 @@ def test_without_redis_a_scrape_has_what_the_database_tells(scrape):
     assert (samples["up", "redis"], samples["up", "database"], samples["jobs_active", "running"]) == (0, 1, 0)
 
 
-def test_sums_of_all_events_are_not_behind_if_redis_cannot_cache_them(customer, scrape, monkeypatch):
+def test_each_scrape_sums_all_events_if_redis_cannot_cache_the_sums(customer, scrape, monkeypatch):
     def refuse(*_arguments, **_options):
         raise redis.ConnectionError
 

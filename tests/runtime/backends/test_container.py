@@ -187,9 +187,10 @@ def test_a_program_is_found_through_the_links_of_the_image_only(root, tmp_path):
     outside.chmod(0o755)
     assert container.find_program(root, ("python3",), container.DEFAULT_PATH) == ""
     python = root / "usr" / "bin" / "python3"
-    python.symlink_to(outside)
-    assert container.find_program(root, ("python3",), "/usr/bin") == "", "there is no such file in the image"
-    python.unlink()
+    for target in (f"{outside}", f"/{outside}"):  # POSIX leaves open what a path means that begins with two slashes
+        python.symlink_to(target)
+        assert container.find_program(root, ("python3",), "/usr/bin") == "", "there is no such file in the image"
+        python.unlink()
     python.symlink_to("../../../../../opt/conda/python3.12")
     (root / "opt" / "conda" / "python3.12").write_bytes(b"")
     assert container.find_program(root, ("python3",), "/usr/bin") == "", "it may not be executed"

@@ -15,6 +15,7 @@ import pytest
 
 from runtime import pids
 from runtime.backends import host
+from runtime.launcher.disk import RESERVE_BYTES
 from runtime.specs import FailureCode, Outcome, RunPhase
 from tests.console.processes import children
 from tests.runtime.backends.contract import WAIT
@@ -119,7 +120,7 @@ def test_all_ranks_are_down_soon_after_a_failure_even_if_they_ignore_sigterm(har
 
 @pytest.mark.parametrize("late", ["0", "1"])
 def test_a_rank_that_fails_after_the_other_node_has_finished_ends_the_run(harness, late):
-    # torchrun waits 300 s here, in a barrier that SIGTERM does not end.
+    # Under torchrun, the finished node would wait 300 s for the other, in a barrier that SIGTERM does not end.
     script = f"""
     import os, pathlib, sys, time
     rank, run = os.environ["RANK"], pathlib.Path(os.environ["RUN_DIR"])
@@ -184,8 +185,7 @@ STAYS = """
     atexit.register(threading.Event().wait)
     raise RuntimeError("no such column")
 """
-"""Fails, but its process stays. A data loader's worker that ignores SIGTERM is such: the interpreter joins it for
-ever."""
+"""Fails, but its process stays, as when a data loader's worker ignores SIGTERM: the interpreter waits for ever."""
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def small_disk(harness, monkeypatch):
     runs = harness.folder / "runs"
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "tmpfs", str(runs)], check=False).returncode:
         pytest.fail("the tests need to mount: run them as root")
-    monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)  # else no run could start on so small a disk
+    monkeypatch.setattr(host, "_MIN_FREE_MIB", 32)  # added to the reserve; else no run could start on so small a disk
     harness.backend = harness.new_backend()
 
     def fill():
@@ -286,7 +286,7 @@ def test_a_disk_that_others_filled_is_the_platforms_fault(harness, small_disk):
     (harness.workspace / "go").touch()
     failure = harness.wait_for_failure(Outcome.PLATFORM_ERROR)
     assert failure.code is FailureCode.DISK_FULL
-    assert failure.data["free_mib"] < 256, "the reserve, below which a disk counts as full"
+    assert failure.data["free_mib"] < RESERVE_BYTES >> 20
     assert all(node.is_down() for node in nodes)
 
 

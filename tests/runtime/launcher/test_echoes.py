@@ -40,6 +40,7 @@ def test_framework_errors_about_a_lost_peer_are_echoes(kind, text):
             "tensorflow.python.framework.errors_impl.InvalidArgumentError",
             "{{function_node __wrapped__MatMul_device_/job:worker/replica:0/task:1/device:CPU:0}} Matrix size",
         ),
+        # Nothing listened there, often because the script has a wrong address. A lost peer resets connections instead.
         ("ConnectionRefusedError", "[Errno 111] Connection refused"),
         ("SystemExit", "3"),
     ],

@@ -123,6 +123,7 @@ def text_of(captured, target):
         ("import os; print('ready'); os.closerange(3, 4096)", "closed the pipe"),
         ("import signal; signal.signal(50, signal.SIG_DFL); print('ready')", "or no longer"),
         ("import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [50]); print('ready')", "blocks or ignores"),
+        ("import signal; signal.signal(50, signal.SIG_IGN); print('ready')", "blocks or ignores"),
     ],
 )
 def test_a_process_that_would_not_survive_the_signal_for_stacks_gets_none(tmp_path, source, reason):

@@ -46,6 +46,7 @@ def supervise(request: StartRequest) -> None:
     if sharing_reason:
         sys.stderr.write(f"The run shares the network of this machine. {sharing_reason}\n")
     elif plans[0]["launcher"]["plan"]["controller"] == "mpi":
+        # Open MPI needs another interface than loopback, which is all that the run's own network has.
         bridge_problem = network.add_bridge()
         if bridge_problem:
             sys.stderr.write(f"{bridge_problem}\n")
@@ -79,8 +80,7 @@ def supervise(request: StartRequest) -> None:
 def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
     """Supervise the node of this plan to its end. Keeps only its lock, which shows that its supervisor lives."""
     node = plan["node"]
-    # The process of node 0 already has a session of its own.
-    if node:
+    if node:  # the daemon has given the process of node 0 its session
         os.setsid()
     for lock_node, lock in enumerate(locks):
         if lock_node == node:
