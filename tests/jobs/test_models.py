@@ -105,7 +105,7 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
 
 def test_wrong_models_are_reported_at_their_field(customer, other, trained):
     publish(customer, trained)
-    # A text counts as a list of one name.
+    # A text counts as a list of names, separated by commas.
     wrong = ("unknown", ["digits@9"], ["digits@x"], 5, ["digits", "digits@1"], ["digits@0"])
     for buyer, models in (*((customer, models) for models in wrong), (other, ["digits"])):
         with pytest.raises(InvalidInput) as refused:
