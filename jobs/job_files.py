@@ -78,10 +78,10 @@ def resolve(job: Job, path: str) -> Location:
     if top not in RESULTS:
         raise FileMissing
     attempt = job.attempts.last()
-    key = checkpoint_key(job.pk)
+    shared_key = checkpoint_key(job.pk)  # of both folders that the attempts share: checkpoints and outputs
     try:
         backend = cluster(attempt.backend if attempt else job.node_spec.cluster)
-        root = backend.output_folder(key) if top == "outputs" else backend.checkpoint_folder(key)
+        root = backend.output_folder(shared_key) if top == "outputs" else backend.checkpoint_folder(shared_key)
     except RuntimeFault:
         raise ClusterUnavailable from None
     return Location(root, "/".join(below))

@@ -268,10 +268,12 @@ def _matches(organization: Organization, search: JobSearch) -> _Matches:
         return _Matches(jobs, is_partial=False)
     # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
     # scan all rows.
-    end = jobs.values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
-    if end is not None:
-        jobs = jobs.filter(queued_at__gte=end) if search.is_newest_first else jobs.filter(queued_at__lte=end)
-    return _Matches(jobs.filter(windowed), is_partial=end is not None)
+    window_end = jobs.values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
+    if window_end is not None:
+        jobs = (
+            jobs.filter(queued_at__gte=window_end) if search.is_newest_first else jobs.filter(queued_at__lte=window_end)
+        )
+    return _Matches(jobs.filter(windowed), is_partial=window_end is not None)
 
 
 def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
