@@ -318,7 +318,7 @@ def _disk_full_sentence(data: Mapping[str, Any]) -> str:
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
         return _("The run exceeded its disk limit.")
-    if data.get("by_quota"):  # less was left of the storage quota than the disk limit
+    if data.get("by_quota"):  # the limit is what was left of the storage quota, which is less than the disk limit
         return _("The run wrote more than the %(limit)s MiB left in your storage quota.") % {"limit": limit}
     return _("The run exceeded its disk limit of %(limit)s MiB.") % {"limit": limit}
 
