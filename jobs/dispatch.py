@@ -54,7 +54,7 @@ def dispatch(cluster_name: str) -> None:
 def log_fields(attempt: Attempt, **_options: Any) -> dict[str, str | int]:
     """Return the context fields of log lines and spans about an attempt.
 
-    `context.with_fields` calls this with all arguments of the decorated function, of which the options do not matter.
+    `context.with_fields` passes all arguments of the decorated function. Its options do not matter here.
     """
     return {"job": attempt.job_id, "run": attempt.run_name, "cluster": attempt.backend}
 

@@ -147,7 +147,7 @@ def _source(job: Job, path: str, *, name: str) -> Source:
 
 
 def _folder_at(job: Job, path: str) -> JobEntry:
-    """Return the entry of a folder, which need not exist. `logs` was modified when its newest attempt's folder was."""
+    """Return the entry of a folder, which need not exist. `logs` has the latest time of its attempts' folders."""
     if path == "logs":
         times = (_folder_at(job, f"logs/{name}").modified for name in _log_folders(job))
         return JobEntry(path, Kind.FOLDER, 0, max(filter(None, times), default=None))

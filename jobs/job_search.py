@@ -261,7 +261,7 @@ def delete_view(*, membership: Membership, pk: int) -> None:
 
 
 def _matches(organization: Organization, search: JobSearch) -> _Matches:
-    """Return the jobs of a search, of which name and tag are compared only in the window."""
+    """Return the jobs of a search. Name and tag are compared only in the window."""
     jobs = _candidates(organization, search)
     windowed = _windowed_filter(search)
     if not windowed:
@@ -285,7 +285,7 @@ def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
 def _read(search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
     """Return the jobs of a sliced query for `rows.row`, in the search's order.
 
-    A second query joins the related rows, and only those of these jobs.
+    A second query joins the related rows, so that they are read for these jobs only.
     """
     with_relations = rows.with_ids(list(jobs.values_list("pk", flat=True)))
     return list(with_relations.order_by(*search.ordering).only(*rows.FIELDS, *columns))

@@ -236,7 +236,7 @@ def end_queued(*, job_pk: int, reason: EndReason, detail: str) -> None:
 
 
 def longest_seconds(job: Job) -> int:
-    """Return the longest billed seconds of all attempts together: the customer's own limit, or else the product's."""
+    """Return the limit on the billed seconds of all attempts together: the customer's own, or else the product's."""
     return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
 
 
