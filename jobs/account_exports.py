@@ -76,7 +76,8 @@ def _person_files(user: User) -> ArchiveFiles:
         "single_sign_on": list(
             SocialAccount.objects.filter(user=user).values("provider", "uid", "extra_data", "date_joined", "last_login")
         ),
-        "services": [client.name for client in openid.clients_of(user)],  # that may act for the person, by OpenID
+        # Other services that have a valid token of OpenID to act for the person.
+        "services": [client.name for client in openid.clients_of(user)],
     }
     yield "profile.json", [_json(profile)]
     yield "memberships.csv", _table(
@@ -219,14 +220,15 @@ def _metrics(organization: Organization) -> Iterator[str]:
 
 
 def _table(rows: QuerySet[Any], **columns: str) -> Iterator[str]:
-    """Yield CSV with a column for each keyword, whose value is a field or lookup."""
+    """Yield CSV. Each keyword is the title of a column, its value the field or lookup that fills the column."""
     yield csv_row(columns)
     for values in _iterate_values(rows, tuple(columns.values())):
         yield csv_row(map(_cell, values))
 
 
 def _iterate_values(rows: QuerySet[Any], fields: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of these fields of all rows, as `_iterate` does."""
+    """Yield the values of these fields of all rows, by primary key, in batches."""
+    # The primary key is read too, because the next batch begins after it.
     for values in _iterate_in_batches(rows.values_list("pk", *fields), lambda row: row[0]):
         yield values[1:]
 

@@ -103,7 +103,7 @@ class JobAdmin(LargeTableAdmin):
     list_filter = ("state", "reason", FrameworkFilter)
     list_select_related = ("organization", "node_spec")
     search_fields = ("id", "name", "organization__name")
-    # What the customer configured and the run reports is on the customer's page, one click away. All columns here
+    # The customer's page, one click away, has the configuration and what the run reports. With all columns, this page
     # would take 0.1 s of CPU.
     fields = (
         "organization", "order", "placed_by", "name", "state", "reason", "detail", "waiting_code", "node_spec", "nodes",
@@ -115,7 +115,7 @@ class JobAdmin(LargeTableAdmin):
     actions_detail = ("customers_page", "log", "stop", "move")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[models.Job]:
-        """Return the jobs; for the page of one, with the objects that it names."""
+        """Return the jobs; for the page of a single job, with the related objects that it shows."""
         jobs: QuerySet[models.Job] = super().get_queryset(request)
         is_list = request.resolver_match is None or "object_id" not in request.resolver_match.kwargs
         return jobs if is_list else jobs.select_related("organization", "order", "placed_by", "node_spec")
@@ -211,7 +211,10 @@ class JobAdmin(LargeTableAdmin):
         description=gettext_lazy("Estimate accuracy"), permissions=("view",)
     )
     def calibration(self, request: HttpRequest) -> HttpResponse:
-        """Show the accuracy of estimates over time, and the latest completed runs. Its URL has the method's name."""
+        """Show the accuracy of estimates over time, and the latest completed runs.
+
+        The method's name is in the URL, so it stays `calibration`.
+        """
         jobs = estimates.completed_jobs().filter(finished_at__gte=timezone.now() - REPORT_PERIOD)
         outcomes = [outcome for job in jobs.iterator(chunk_size=500) if (outcome := estimates.outcome(job))]
         return show(request, self, _accuracy_report(outcomes))

@@ -65,7 +65,7 @@ from jobs.serializers import (
 )
 
 MAX_NUMBER_DIGITS = 15
-"""Digits of a whole number in a query, such as an offset. No file is larger, and a seek accepts all such offsets."""
+"""Digits of a whole number in a query, such as an offset: enough for any file, and within the range of a seek."""
 MAX_LOG_BYTES = 1 << 20
 """Bytes of a log in one response, because they are held in memory."""
 MAX_QUERY_LENGTH = 200
@@ -155,7 +155,7 @@ class QuoteEnvironmentView(TenantView):
         responses=LaunchPreviewSerializer, parameters=[OpenApiParameter("rank", OpenApiTypes.INT, default=0)]
     )
     def get(self, request: Request, quote_id: str) -> Response:
-        """Return the arguments and variables of a rank. A port of 0 is chosen at the start; secrets are masked."""
+        """Return the arguments and variables of a rank. Ports are 0, as they are chosen later; secrets are masked."""
         quote = quote_for(organization=self.organization, quote_id=quote_id)
         preview = launch_preview(quote, _whole_number(request, "rank", 0))
         return Response(LaunchPreviewSerializer(preview).data)
@@ -340,7 +340,7 @@ class LogsView(JobView):
             offset = int(last_id)
         limit = min(max(1, _whole_number(request, "limit", selectors.LOG_BYTES)), MAX_LOG_BYTES)
         at_line = offset < 0 or _is_set(request, "whole_lines")  # a tail always begins with a whole line
-        # Also read before a stream begins, because a stream that has begun cannot return an error such as NotFound.
+        # Read even if events are streamed: a stream that has begun can no longer return an error such as NotFound.
         chunk = selectors.log(job, rank, offset, attempt, limit=limit, at_line=at_line, with_times=with_times)
         if wants_events(request.headers):
             return self.event_stream(streams.log_events(job, rank, offset, attempt, with_times=with_times))
@@ -360,7 +360,7 @@ class LogSearchView(JobView):
         ],
     )
     def get(self, request: Request, pk: int) -> Response:
-        """Return the next place where the log has a text, in any case of letters. Reads at most 64 MiB of the log."""
+        """Return the next place in the log that contains `q`, ignoring case. Reads at most 64 MiB of the log."""
         query = request.query_params.get("q", "")
         if len(query) > MAX_QUERY_LENGTH:
             raise InvalidInput(fields={"q": _("Use at most %(limit)d characters.") % {"limit": MAX_QUERY_LENGTH}})
@@ -497,7 +497,7 @@ class EnvironmentView(JobView):
 
     @extend_schema(responses=OpenApiTypes.OBJECT, parameters=[OpenApiParameter("rank", OpenApiTypes.INT, default=0)])
     def get(self, request: Request, pk: int) -> Response:
-        """Return the variables of the environment contract for one rank. A port of 0 is chosen at the start."""
+        """Return the variables of the environment contract for one rank. A port shown as 0 is chosen at the start."""
         return Response({"environment": selectors.environment(self.job(pk), _whole_number(request, "rank", 0))})
 
 

@@ -37,7 +37,7 @@ class StartForecast:
 
     - `now`
     - `waits`: in about `seconds`, or None if that is unknown
-    - `quota`: when another run ends, because the organization runs as many nodes as it may
+    - `quota`: when another run ends, because the organization would run more nodes than it may
     - `grows`: at once or when the cluster has added nodes, which it does on demand
     - `drained`: when the administrator lets runs start again
     - `unknown`: the cluster does not answer
@@ -100,7 +100,7 @@ class _ClusterState:
     running: Sequence[Load] = ()
     queued: Sequence[Load] = ()
     is_reserved: bool = False
-    """Whether free capacity is kept for a job that has waited long (`scheduler.BACKFILL_LIMIT`)."""
+    """Whether free capacity is kept for a queued job that has waited long (`scheduler.BACKFILL_LIMIT`)."""
     is_truncated: bool = False
     """Whether the cluster has more than MAX_OPEN_JOBS open jobs, so that some are missing here."""
     is_drained: bool = False
@@ -126,6 +126,7 @@ class _ClusterState:
             capacity,
             running=[_load(job, now) for job in jobs if job.state != JobState.QUEUED],
             queued=[_load(job, now) for job in queued],
+            # Without a queue no pass updates the snapshots, so that `held_from` may be out of date.
             is_reserved=bool(queued) and snapshots.filter(held_from__isnull=False).exists(),
             is_truncated=len(jobs) > MAX_OPEN_JOBS,
         )
@@ -136,7 +137,8 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 
     Return None if a load does not fit even after all others have ended. Pure.
     """
-    # The second item is unique, so that the heap never compares two loads.
+    # A heap of ends: each in seconds from now, a number, and the load. The number is unique, so that the heap never
+    # compares two loads.
     ends = [(load.seconds, number, load) for number, load in enumerate(running)]
     heapq.heapify(ends)
     now, next_number = 0.0, len(ends)
@@ -190,10 +192,11 @@ def _load(job: Job, now: datetime) -> Load:
     It never lasts longer than until the job's deadline.
     """
     seconds = float(job.deadline_seconds)
-    if not job.is_notebook:  # the estimate of a notebook is that of its first quote, which an extension does not change
+    if not job.is_notebook:  # the estimate in a notebook's quote does not include its extensions
         seconds = min(float(job.order.quote.basis["p50_seconds"]), seconds)
     if job.started_at is not None and job.state != JobState.QUEUED:
         elapsed = (now - job.started_at).total_seconds()
+        # Extrapolated from the progress, if the run reports any.
         total = min(elapsed / job.progress, job.deadline_seconds) if job.progress > 0 else seconds
         # A run that has exceeded its estimate is assumed to end at its deadline.
         seconds = total - elapsed if total > elapsed else max(0.0, job.deadline_seconds - elapsed)

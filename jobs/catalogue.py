@@ -68,6 +68,8 @@ GPU_FIXED_EPOCH = Decimal(4)
 DISCOUNT_FROM_NODES = 4
 DISCOUNT_FACTOR = Decimal("0.9")
 """Runs on at least DISCOUNT_FROM_NODES nodes pay DISCOUNT_FACTOR times the price per hour."""
+REFERENCE_SECONDS_PER_EPOCH = Decimal(20)
+"""Time of an epoch on one node until runs of the same code are measured. An example too, for a small training."""
 MIN_CHARGE = 5
 """Minimum charge of a run in minor units, so that runs of a second are not free."""
 
@@ -97,7 +99,7 @@ def seed() -> bool:
         title=gettext_noop("Metered training"),
         description=gettext_noop("You pay the node time you use, by the second, and never more than the ceiling."),
         mode=Mode.METERED,
-        reference_seconds_per_epoch=Decimal(20),
+        reference_seconds_per_epoch=REFERENCE_SECONDS_PER_EPOCH,
         position=10,
     )
     Product.objects.create(
@@ -107,7 +109,7 @@ def seed() -> bool:
             "A price for each epoch and node. It includes the running time in the quote; more is charged by the second."
         ),
         mode=Mode.FIXED,
-        reference_seconds_per_epoch=Decimal(20),
+        reference_seconds_per_epoch=REFERENCE_SECONDS_PER_EPOCH,
         headroom=Decimal(2),
         position=20,
     )
@@ -116,6 +118,7 @@ def seed() -> bool:
 
 def _create_prices(book: PriceBook, spec: NodeSpec, hourly: Decimal, fixed_epoch: Decimal) -> None:
     """Create the prices of a node spec: per hour, per hour with the discount, and per epoch."""
+    # Kind, product ("" for all products), minimum number of nodes, and amount.
     rows = [
         (PriceKind.NODE_HOUR, "", 1, hourly),
         (PriceKind.NODE_HOUR, "", DISCOUNT_FROM_NODES, hourly * DISCOUNT_FACTOR),

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def buy(*, top_up: TopUp) -> Order | None:
     """Buy the quote that a top-up pays for, for the user who paid. Return None if it cannot be bought.
 
-    Safe to repeat, and while the customer orders the quote too, because a quote is bought only once.
+    Safe to repeat, and safe while the customer orders the same quote: a quote can be bought only once.
     """
     quote, user = top_up.quote, top_up.created_by
     if top_up.state != TopUp.States.PAID or quote is None or user is None:

@@ -111,7 +111,7 @@ def copy_for(attempt: Attempt) -> None:
 
 
 def discard_copy(attempt: Attempt) -> None:
-    """Delete the copied checkpoints because the first attempt could not be started: the next one copies them again.
+    """Delete the copied checkpoints because the first attempt could not be started. The next attempt copies them again.
 
     Does nothing for later attempts, whose folder may have checkpoints of the job itself.
     """

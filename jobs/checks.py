@@ -92,7 +92,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             membership=membership,
             quote=quote,
             product=_product(),
-            idempotency_key=idempotency_key or f"quote:{quote.pk}",  # an order needs a key that no other one has
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",  # an order needs a key that no other order has
             quota=quota,
             versions=placement.dataset_versions,
             columns=_job_columns(placement),
@@ -185,6 +185,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     if attempt is None:
         return {}
     try:
+        # `run` is the RUN_DIR of the ranks, in which `smoke.py` creates `check`.
         folder = cluster(attempt.backend).run_folder(attempt.run_name) / "run" / "check"
     except RuntimeFault:
         return {}
@@ -207,7 +208,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
 def _job_columns(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
     # All checks of an image count as runs of the same code.
-    key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
+    code_key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
         "name": f"Check of {placement.image.name}",  # `selectors.title_of` shows it in the reader's language
         "framework": placement.framework,
@@ -221,7 +222,7 @@ def _job_columns(placement: Placement) -> dict[str, Any]:
         "node_spec": placement.node_spec,
         "nodes": placement.nodes,
         "workers_per_node": placement.workers_per_node,
-        "code_key": key,
+        "code_key": code_key,
     }
 
 

@@ -28,10 +28,11 @@ GUARDED = frozenset(
     }
 )  # fmt: skip
 """Methods of a backend that call the cluster's API. `changes` is left out: the watcher has pauses of its own before it
-reconnects. So is `is_reachable`, which `close_if_reachable` calls while the circuit is open."""
+reconnects. `is_reachable` is left out too, because `close_if_reachable` calls it while the circuit is open."""
 PAUSES = (5, 10, 20, 40, 60)
 """Seconds without calls after the first, second, … failure in a row, unless `close_if_reachable` ends the pause. The
-first is one reconciliation interval. The last is a minute, so that a cluster that recovered is soon used again."""
+first pause is one reconciliation interval. The last one is a minute, so that a cluster that recovered is soon used
+again."""
 MEMORY_SECONDS = 10 * PAUSES[-1]
 """How long the cache keeps the number of failures and the mark of a slow cluster. It is longer than any pause, because
 failures in a row are counted over several pauses."""
@@ -102,6 +103,7 @@ class _GuardedBackend:
         failures = int(_call_cache(cache.get, _failures_key(self._name)) or 0)
         pause = PAUSES[min(failures, len(PAUSES) - 1)]
         _call_cache(cache.set, _failures_key(self._name), failures + 1, MEMORY_SECONDS)
+        # If another process has already opened the circuit, `add` changes nothing, and only that process logs it.
         if _call_cache(cache.add, _open_key(self._name), reason, pause):
             logger.warning("The cluster %s is not called for %d s: %s", self._name, pause, reason)
 

@@ -103,10 +103,11 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
         reasons = obstacles(organization, with_payment_pages=True)
         if account:
             storage_charges.collect(account=account)
-            # Issued now, so that the owner can still download it, and the tax is known before money is paid back.
+            # The invoice is issued now, so that the owner can still download it, and the tax is known before money is
+            # paid back.
             invoices.issue(organization=organization, user=membership.user)
             auto_topup.switch_off(account=account)
-            account.refresh_from_db()
+            account.refresh_from_db()  # the calls above have changed the row
             if owed := receivables.owed_minor(account) + storage_charges.unpaid_minor(account):
                 sentence = _("You owe %(amount)s. Top up the wallet to pay it.")
                 reasons.append(sentence % {"amount": money(owed, account.currency)})
@@ -253,8 +254,8 @@ def _delete_data(organization: Organization) -> None:
 
 def _remove_cards(organization: Organization) -> None:
     """Remove the saved cards at the payment provider. Raises PaymentUnavailable."""
-    for card in customers.saved_cards(organization):
-        customers.remove_card(organization=organization, method_id=card.card.method_id)
+    for saved in customers.saved_cards(organization):
+        customers.remove_card(organization=organization, method_id=saved.card.method_id)
 
 
 def _members(closure: Closure) -> list[User]:

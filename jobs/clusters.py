@@ -32,7 +32,8 @@ from runtime.specs import Capacity, Resources
 from storage.models import Image
 
 LEGACY_NAME = "local"
-"""The cluster name in attempts that were written before clusters had names; it means the first cluster."""
+"""The cluster name in attempts that were written before clusters had names. It means the first cluster, unless the
+settings have a cluster of this name."""
 REPORT_SECONDS = 15.0
 """Minimum interval between two reports of a cluster's capacity, because each calls the cluster's API. Prometheus, which
 shows the reports, usually reads them every 15 s or less often."""
@@ -145,7 +146,7 @@ def image_of(image: Image, digest: str = "") -> specs.Image:
 
 
 def _is_local(name: str) -> bool:
-    """Whether the cluster is the console's machine: its configuration is None. False for one without configuration."""
+    """Whether the cluster is the console's machine: the settings have None for it. False for a name that they lack."""
     return settings.TRAINYARD_CLUSTERS.get(name, "") is None
 
 
@@ -179,6 +180,7 @@ def record_status(*, name: str, answers: bool, detail: str = "") -> None:
     if not same_answer.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
+        # `waiting` reads it from the snapshots.
         CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name)).update(answers=answers)
 
 

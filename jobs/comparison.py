@@ -44,7 +44,7 @@ class Alternative:
     """The quoted run (`is_quoted`), or the same run on other nodes.
 
     If no quote for it is possible, `refusal` says why, and `figures` and `start` are None. `efficiency` is the share of
-    linear scaling from one node; `is_measured`: earlier runs on different numbers of nodes show it.
+    linear scaling from one node; `is_measured`: earlier runs on different numbers of nodes show this share.
     """
 
     node_spec: NodeSpec
@@ -60,7 +60,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A quote's alternatives: by number of nodes, and by node spec in their usual order. Both include the quote."""
+    """A quote's alternatives: by number of nodes, and by node spec as pages list them. Both include the quoted run."""
 
     quote: Quote
     by_nodes: list[Alternative]
@@ -68,7 +68,7 @@ class Comparison:
 
 
 def compare(quote: Quote) -> Comparison:
-    """Compare a quote with its alternatives. Raises ChoiceUnavailable if what it names no longer exists."""
+    """Compare a quote with its alternatives. Raises ChoiceUnavailable if something in the quote no longer exists."""
     original = reruns.exact_original(quote)
     purchase = _parse_purchase(quote, changes={}, original=original)
     comparer = _Comparer(quote, purchase, original)

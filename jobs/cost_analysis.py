@@ -31,7 +31,7 @@ class Basis(StrEnum):
     """How the time of an alternative is known."""
 
     OWN = "own"
-    """It is the time of the run itself."""
+    """The time of the run itself."""
     MEASURED = "measured"
     """From completed runs of the script on this number of nodes."""
     SCALED = "scaled"
@@ -190,7 +190,7 @@ def curve_names(job: Job) -> list[str]:
 def costs_of_value(jobs: Sequence[Job], name: str, target: float | None = None) -> tuple[float, list[CostOfValue]]:
     """Return the target, by default the best value of the first job, and the costs of each job that has the curve.
 
-    The runs are in the order of `jobs`. Raises ValueError if the first job does not have the curve.
+    The costs are in the order of `jobs`. Raises ValueError if the first job does not have the curve.
     """
     job_curves = [(job, curve) for job in jobs for curve in curves.curves(job, limit=None, name=name).curves]
     if not job_curves or job_curves[0][0] != jobs[0]:

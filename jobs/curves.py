@@ -98,7 +98,7 @@ class Curve:
     """One curve of a job, as lists of equal length: point by point, sorted by attempt and step.
 
     `step` continues where the script restarts its count (`MetricPoint.position`); `reported_step` and `epoch` are as
-    reported. `seconds` count from the job's first start; `cost_minor` is that of `Spending`.
+    reported. `seconds` count from the job's first start; `cost_minor` comes from `Spending`.
     """
 
     name: str

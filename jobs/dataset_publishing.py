@@ -14,6 +14,7 @@ from storage.models import Dataset, DatasetVersion, Workspace
 from storage.selectors import workspace_folder
 
 ONE_SOURCE = _("Choose either a workspace or a job.")
+"""The error for a request that names no source, or both."""
 
 
 def publish_workspace_folder(

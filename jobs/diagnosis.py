@@ -97,8 +97,8 @@ class Cause:
     """A known cause of failures.
 
     It matches a run that ended with one of `reasons`, `codes` or `signals`, or whose output matches one of `patterns`.
-    In the latter case the pattern `context` must match the lines around it too. The named groups of a pattern are the
-    values that `title` and `advice` contain.
+    With a `context`, a match of `patterns` counts only if that pattern also matches somewhere in the searched lines.
+    The named groups of a pattern are the values that `title` and `advice` contain.
     """
 
     name: str
@@ -166,8 +166,8 @@ PACKAGE_BY_MODULE = {
 """The package that contains a module, by the name of the module, where the two names differ."""
 
 CAUSES: tuple[Cause, ...] = (
-    # Causes that the end of the run shows. `_match` compares all reasons and codes before any output, which is less
-    # reliable.
+    # Causes that the end of the run shows. `_match` compares all reasons and codes before any output, because output
+    # is less reliable.
     Cause(
         "out_of_memory",
         gettext_lazy("The node ran out of memory."),

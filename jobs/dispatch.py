@@ -54,7 +54,7 @@ def dispatch(cluster_name: str) -> None:
 def log_fields(attempt: Attempt, **_options: Any) -> dict[str, str | int]:
     """Return the context fields of log lines and spans about an attempt.
 
-    `context.with_fields` calls this with all arguments of the decorated function, of which the options do not matter.
+    `context.with_fields` passes all arguments of the decorated function. Its options do not matter here.
     """
     return {"job": attempt.job_id, "run": attempt.run_name, "cluster": attempt.backend}
 
@@ -165,7 +165,7 @@ def _dispatch(cluster_name: str) -> None:
     try:
         backend = cluster(cluster_name)
         with SubmitPool(submit, max_concurrent=backend.parallel_submissions) as pool:
-            # Submitted before the capacity is read below, so that it does not count their nodes as free.
+            # Submitted first, so that the capacity read below does not count the nodes of these attempts as free.
             for attempt in claimed:
                 pool.add(attempt)
             pool.drain()
@@ -188,7 +188,7 @@ def _start_jobs(backend: Backend, pool: SubmitPool, scheduling_pass: SchedulingP
         else:
             pool.drain()
             scheduling_pass.update_capacity(backend.capacity())
-    if not pool.drain():
+    if not pool.drain():  # a submission failed, so the pass no longer knows what is free
         scheduling_pass.update_capacity(backend.capacity())
     scheduling_pass.save_snapshots()
 
@@ -212,8 +212,8 @@ def _unsubmitted_attempts() -> QuerySet[Attempt]:
 def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
     """End an attempt whose spec the cluster refused, free of charge and without a retry."""
     checkpoints.discard_copy(attempt)
-    # The order checked what the customer chose. Since then the customer can only have deleted the script or a folder.
-    # Any other refusal is the platform's fault.
+    # The order checked what the customer chose. Since then the customer can only have deleted the script, a folder or
+    # the checkpoints, or used up the storage quota. Any other refusal is the platform's fault.
     is_customer_error = error.field in {"script", "mounts", "from_checkpoint"}
     reason = EndReason.CODE_FAILED if is_customer_error else EndReason.PLATFORM_ERROR
     failure = Failure(str(error), FailureCode.REFUSED, {"field": error.field})

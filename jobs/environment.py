@@ -17,14 +17,16 @@ from runtime.launcher.topology import scale_lr
 from runtime.specs import LrScaling
 
 MAX_EXPANDED_LENGTH = 100_000
-"""Characters of all arguments after their variables were replaced. Linux accepts 131,071 bytes for one argument."""
+"""Characters of all arguments after their variables were replaced. Linux accepts 131,071 bytes for one argument, which
+may have almost all of these characters."""
 MAX_QUOTED_LENGTH = 100
 """Characters of a customer's text that an error message repeats: enough to recognize it."""
 MAX_CONTRACT_LENGTH = 256
 """Characters that are assumed for the value of a variable of the environment contract. The value is not known before
 the run. Real ones, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
 MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
-"""These variables are lists of up to 100 names. 64 characters are assumed for each, as names have at most 63."""
+"""These variables are lists of up to 100 names. 64 characters are assumed for each: a name has at most 63, and the
+comma after it is one more."""
 
 
 class EnvironmentField(FormField, serializers.DictField):

@@ -100,7 +100,7 @@ def estimate(purchase: Purchase) -> Estimate:
 
 
 def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
-    """Estimate a purchase's total time from its `history`; without earlier runs, from the product's reference speed."""
+    """Estimate a purchase's total time from its `history`; if that is empty, from the product's reference speed."""
     if from_runs := estimate_from_runs(earlier.runs, nodes=purchase.nodes, epochs=purchase.epochs):
         return from_runs
     measured = _estimate_from_free_estimates(earlier.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
@@ -200,7 +200,7 @@ def _completed_first_attempts(
 ) -> QuerySet[Attempt, tuple[Any, ...]]:
     """Return epochs, batch size, start, end, spans, nodes and the ids of dataset versions of runs, newest first.
 
-    A first attempt that completed was the job's only one. Only these columns are read, because every quote does that.
+    A first attempt that completed was the job's only one. Every quote makes this query, so it reads only these columns.
     """
     succeeded = _runs_of(code_filter).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
     # Limited, because an organization may have run the same code 100,000 times.

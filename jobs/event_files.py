@@ -65,7 +65,7 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
             return
         key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
         if key not in cursor and len(cursor) >= MAX_FILES:
-            continue
+            continue  # the cursor is stored with the attempt and must stay small
         start = offset = cursor.get(key, 0)
         size = os.fstat(file.fileno()).st_size
         while offset < start + limit:
@@ -86,7 +86,7 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
 
 
 def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Yield the relative path of each event file below `folder`, and the open file, which is closed afterwards.
+    """Yield the relative path of each event file below `folder`, and the open file, which is closed before the next.
 
     Each folder and file is opened relative to its parent's descriptor. So no link is followed, even if it replaces a
     folder meanwhile. Only the first MAX_ENTRIES entries of folders are visited.

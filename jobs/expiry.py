@@ -71,7 +71,7 @@ def _write_notice(organization_pk: int) -> None:
 
 
 def _recipients(notice: DeletionNotice) -> set[User]:
-    """Return the active members who want the email; nobody if all its files are now kept longer."""
+    """Return the active members who want the email; nobody if the files of all its jobs are now kept longer."""
     if not notice.jobs.exists():
         return set()
     members = Membership.objects.filter(organization=notice.organization, user__is_active=True).select_related("user")

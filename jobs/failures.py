@@ -43,10 +43,10 @@ MIN_SIMILARITY = 0.4
 class Explanation:
     """Why a job failed, and what to do.
 
-    `rank` and `node` are the numbers of those that failed first; None if no rank failed. For a missing file, `folder`
-    is its nearest folder that exists, and `suggestions` are names in that folder, the most similar ones first.
-    `changes` are the fields of a new order that would correct the failure, by their API names. If they change the node
-    spec, `spec_title` is the title of the new one and `hourly_minor` its price per node and hour.
+    `rank` and `node` are the numbers of the rank and the node that failed first; None if no rank failed. For a missing
+    file, `folder` is its nearest folder that exists, and `suggestions` are names in that folder, the most similar ones
+    first. `changes` are the fields of a new order that would correct the failure, by their API names. If they change
+    the node spec, `spec_title` is the title of the new one and `hourly_minor` its price per node and hour.
     """
 
     diagnosis: Diagnosis

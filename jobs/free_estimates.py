@@ -70,7 +70,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
             membership=membership,
             quote=quote,
             product=purchase.product,
-            idempotency_key=idempotency_key or f"quote:{quote.pk}",  # an order needs a key that no other one has
+            idempotency_key=idempotency_key or f"quote:{quote.pk}",  # an order needs a key that no other order has
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,

@@ -1,8 +1,8 @@
 """Notebooks that read the files of an ended job, for example to look into its failure.
 
-The node of an ended job is gone, and with it a shell in it. A notebook can have the same image, workspace, datasets,
-packages and node type, and mounts the job's checkpoints and outputs read-only. They are kept while it is open
-(`results.is_needed`).
+No shell can be opened any more in the nodes of an ended job. A notebook can have the same image, workspace, datasets,
+packages and node type, and mounts the job's checkpoints and outputs read-only. Those two folders are kept while the
+notebook is open (`results.is_needed`).
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ def resolve(job: Job, path: str) -> Location:
     if top not in RESULTS:
         raise FileMissing
     attempt = job.attempts.last()
-    key = checkpoint_key(job.pk)
+    shared_key = checkpoint_key(job.pk)  # of both folders that the attempts share: checkpoints and outputs
     try:
         backend = cluster(attempt.backend if attempt else job.node_spec.cluster)
-        root = backend.output_folder(key) if top == "outputs" else backend.checkpoint_folder(key)
+        root = backend.output_folder(shared_key) if top == "outputs" else backend.checkpoint_folder(shared_key)
     except RuntimeFault:
         raise ClusterUnavailable from None
     return Location(root, "/".join(below))
@@ -147,7 +147,7 @@ def _source(job: Job, path: str, *, name: str) -> Source:
 
 
 def _folder_at(job: Job, path: str) -> JobEntry:
-    """Return the entry of a folder, which need not exist. `logs` was modified when its newest attempt's folder was."""
+    """Return the entry of a folder, which need not exist. `logs` has the latest time of its attempts' folders."""
     if path == "logs":
         times = (_folder_at(job, f"logs/{name}").modified for name in _log_folders(job))
         return JobEntry(path, Kind.FOLDER, 0, max(filter(None, times), default=None))

@@ -261,17 +261,19 @@ def delete_view(*, membership: Membership, pk: int) -> None:
 
 
 def _matches(organization: Organization, search: JobSearch) -> _Matches:
-    """Return the jobs of a search, of which name and tag are compared only in the window."""
+    """Return the jobs of a search. Name and tag are compared only in the window."""
     jobs = _candidates(organization, search)
     windowed = _windowed_filter(search)
     if not windowed:
         return _Matches(jobs, is_partial=False)
     # The window is a range of times, for which PostgreSQL scans a range of the index. A subquery with a LIMIT would
     # scan all rows.
-    end = jobs.values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
-    if end is not None:
-        jobs = jobs.filter(queued_at__gte=end) if search.is_newest_first else jobs.filter(queued_at__lte=end)
-    return _Matches(jobs.filter(windowed), is_partial=end is not None)
+    window_end = jobs.values_list("queued_at", flat=True)[WINDOW : WINDOW + 1].first()
+    if window_end is not None:
+        jobs = (
+            jobs.filter(queued_at__gte=window_end) if search.is_newest_first else jobs.filter(queued_at__lte=window_end)
+        )
+    return _Matches(jobs.filter(windowed), is_partial=window_end is not None)
 
 
 def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
@@ -283,7 +285,7 @@ def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
 def _read(search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
     """Return the jobs of a sliced query for `rows.row`, in the search's order.
 
-    A second query joins the related rows, and only those of these jobs.
+    A second query joins the related rows, so that they are read for these jobs only.
     """
     with_relations = rows.with_ids(list(jobs.values_list("pk", flat=True)))
     return list(with_relations.order_by(*search.ordering).only(*rows.FIELDS, *columns))

@@ -18,7 +18,7 @@ from runtime.launcher.variables import expand
 from runtime.specs import RunSpec
 
 RUN_NAME = "job-0-1"
-"""The name of a run whose job does not exist yet: the numbers of the job and of its first attempt."""
+"""The name of a run whose job does not exist yet: 0 stands for the job's number, 1 is its first attempt."""
 
 
 @dataclass(frozen=True)

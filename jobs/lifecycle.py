@@ -236,7 +236,7 @@ def end_queued(*, job_pk: int, reason: EndReason, detail: str) -> None:
 
 
 def longest_seconds(job: Job) -> int:
-    """Return the longest billed seconds of all attempts together: the customer's own limit, or else the product's."""
+    """Return the limit on the billed seconds of all attempts together: the customer's own, or else the product's."""
     return job.order.hold.quote.purchase.get("max_seconds") or job.order.product.max_seconds
 
 
@@ -404,10 +404,10 @@ def _finish(
         waiting_data={},
         **fields,
     )
-    # A first attempt is the only one, which saves a query.
+    # A last attempt with the number 1 is the only one, so the others need no query.
     attempts = [attempt] if attempt and attempt.number == 1 else list(job.attempts.all())
     billed = [time_range for each in attempts for time_range in usage.billed_ranges(each, finished_at)]
-    # A fixed price is due for a completed job. One that completed only after a cancel took effect pays for its time.
+    # A fixed price is due for a completed job. A job that completed only after a cancel took effect pays for its time.
     has_completed = reason is EndReason.COMPLETED and bool(attempts) and usage.is_untouched_by_cancel(attempts[-1])
     receipt = charges.settle(
         hold=job.order.hold,

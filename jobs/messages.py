@@ -159,8 +159,8 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has codes with several. The rest, such as
-RANK_EXITED, say how a process ended (`_process_sentence`). An ellipsis replaces a missing value."""
+"""The sentence of each failure code with a single sentence. `_SENTENCE_FUNCTIONS` has the codes with several. The other
+codes, such as RANK_EXITED, say how a process ended (`_process_sentence`). An ellipsis replaces a missing value."""
 STEPS = {
     "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
@@ -318,7 +318,7 @@ def _disk_full_sentence(data: Mapping[str, Any]) -> str:
         return _("The disk of a machine is full, but not because of this run.")
     if (limit := data.get("limit_mib")) is None:
         return _("The run exceeded its disk limit.")
-    if data.get("by_quota"):  # less was left of the storage quota than the disk limit
+    if data.get("by_quota"):  # the limit is what was left of the storage quota, which is less than the disk limit
         return _("The run wrote more than the %(limit)s MiB left in your storage quota.") % {"limit": limit}
     return _("The run exceeded its disk limit of %(limit)s MiB.") % {"limit": limit}
 

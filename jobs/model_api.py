@@ -44,7 +44,7 @@ class MetricSerializer(serializers.Serializer[Any]):
 
 
 class LineageSerializer(serializers.Serializer[Any]):
-    """The lineage of a version: the job that made it, when the version was published."""
+    """The lineage of a version: the job that made it, as it was when the version was published."""
 
     job = serializers.IntegerField()
     job_name = serializers.CharField()

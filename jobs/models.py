@@ -128,7 +128,8 @@ class PackageLayer(models.Model):
     )
     image = models.ForeignKey(Image, models.PROTECT, related_name="+", verbose_name=_("image"))
     key = models.CharField(_("key"), max_length=64)
-    """Identifies image and requirements: `layer_key` of `runtime.packages.layers`, or that of `cluster_builder`."""
+    """Identifies image and requirements: from the function `layer_key` of `runtime.packages.layers`, or for Kubernetes
+    from the one of `runtime.packages.cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: the console's machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
@@ -221,7 +222,8 @@ class Job(models.Model):
 
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs", verbose_name=_("organization"))
     order = models.OneToOneField(Order, models.PROTECT, related_name="job", verbose_name=_("order"))
-    # A copy of the order's, for the filter by member. The index `jobs_of_a_member` also serves as this key's own.
+    # Copied from the order, for the filter by member. It has no index of its own, because `jobs_of_a_member` begins
+    # with it.
     placed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         models.SET_NULL,
@@ -297,6 +299,7 @@ class Job(models.Model):
     builtin_script = models.CharField(max_length=16, blank=True)
     """The script of the platform that the job runs instead of a customer's: see `checks` and `notebooks`."""
     code_key = models.CharField(max_length=64, help_text=_("Identifies earlier runs of the same code."))
+    """The same in all trainings of a script in a workspace (`Purchase.code_key`), and in all checks of an image."""
     tags = models.JSONField(_("tags"), default=list, db_default=Value([], models.JSONField()), blank=True)
     notes = models.TextField(_("notes"), default="", db_default="", blank=True)
     keep_until = models.DateTimeField(_("kept until"), null=True, blank=True)
@@ -353,7 +356,7 @@ class Job(models.Model):
             ),
             models.Index(fields=["organization", "-id"], name="jobs_of_an_organization"),
             # For the sort orders and filters of the list of jobs: see `job_search`.
-            # With `name`, a search by name reads only this index, not 20,000 jobs that are spread over the table.
+            # With `name`, a search by name reads only this index, not `job_search.WINDOW` jobs all over the table.
             models.Index(fields=["organization", "queued_at", "id"], include=["name"], name="jobs_by_order_and_name"),
             models.Index(fields=["organization", "state", "queued_at", "id"], name="jobs_in_a_state"),
             models.Index(fields=["organization", "node_spec", "queued_at", "id"], name="jobs_on_a_node_spec"),
@@ -564,6 +567,7 @@ class MetricPoint(models.Model):
     epoch = models.FloatField(null=True, blank=True)
     value = models.FloatField()
     at = models.DateTimeField()
+    """When the point was reported. The code can report any past time, even one before its attempt."""
 
     class Meta:
         verbose_name = _("metric point")

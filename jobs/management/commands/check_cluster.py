@@ -50,7 +50,10 @@ class Command(BaseCommand):
 
 
 def _checks(name: str, *, smoke: bool) -> Iterator[CheckResult]:
-    """Yield the results of the cluster's checks. The settings have None for the local cluster."""
+    """Yield the results of the cluster's checks.
+
+    The settings have a SlurmConfig for a Slurm cluster, None for the local one, and a ClusterConfig for Kubernetes.
+    """
     config, images_root = settings.TRAINYARD_CLUSTERS[name], settings.TRAINYARD_IMAGES_ROOT
     if isinstance(config, SlurmConfig):
         return slurm_check.check(cluster(name), config, root=runs_root(name), images_root=images_root, smoke=smoke)

@@ -91,6 +91,7 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     if _is_ready():
         yield None
         return
+    # In a session of its own, so that Ctrl-C does not reach it. `finally` below stops it.
     server = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), "up"], start_new_session=True)
     # SIGTERM raises KeyboardInterrupt too, so that it also stops the server.
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -17,7 +17,7 @@ class Command(BaseCommand):
     """`manage.py run_tools`."""
 
     help = "Start TensorBoard when a page asks for it, and end it when idle, until SIGTERM."
-    requires_system_checks = []  # `up` and `prepare` make them
+    requires_system_checks = []  # `up` and `prepare` run these checks
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         """Serve requests for tools until SIGTERM or SIGINT."""

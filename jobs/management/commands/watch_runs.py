@@ -15,7 +15,7 @@ class Command(BaseCommand):
     """`manage.py watch_runs`."""
 
     help = "Follow the clusters and update jobs as their runs change, until SIGTERM."
-    requires_system_checks = []  # `up` and `prepare` make them
+    requires_system_checks = []  # `up` and `prepare` run these checks
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         """Watch until SIGTERM or SIGINT."""
