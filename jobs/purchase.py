@@ -361,7 +361,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
         """Return the keys. Raises ValidationError."""
         if not self.context.get("keeps_versions") or data is empty or not data:
             return []
-        # `type` instead of isinstance, because true and false are instances of int.
+        # `type` instead of `isinstance`, because JSON's true and false become bool, a subclass of int.
         if not isinstance(data, list) or not all(type(key) is int and 0 < key <= storage.MAX_KEY for key in data):
             raise ValidationError(_("The versions must be a list of numbers."))
         return data
@@ -384,7 +384,10 @@ class LearningRateField(FormField, serializers.CharField):
 
 
 class _PlacementSerializer(FormSerializer):
-    """Validates the fields that purchases and image checks share. Its context has the `organization`."""
+    """Validates the fields that purchases and image checks share. Its context has the `organization`.
+
+    `valid_values` has the valid ones of the fields that were checked before: see `FormSerializer`.
+    """
 
     def validate_node_spec(self, name: str) -> NodeSpec:
         """Return the node spec on offer."""
@@ -435,7 +438,7 @@ class _PlacementSerializer(FormSerializer):
         # would pair them with no choice.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
         # What this method returns replaces the pinned ids under `dataset_versions`, the source of this field. The
-        # choices themselves are needed too.
+        # choices are stored here, because a Purchase has them too.
         self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
@@ -679,7 +682,8 @@ class _OptionalFrameworkSerializer(_PlacementSerializer):
     def validate_image(self, name: str) -> Image:
         """Also set the default framework."""
         image = super().validate_image(name)
-        if self.valid_values.get("framework", "invalid") is None:  # None: left out; a missing key: invalid
+        # A framework that was left out is None here. An invalid one has no key, and already has an error.
+        if self.valid_values.get("framework", "invalid") is None:
             if not image.frameworks:
                 raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
             self.valid_values["framework"] = Framework(image.frameworks[0])
