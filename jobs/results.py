@@ -81,7 +81,7 @@ def count_storage(job_pk: int) -> None:
     measure(job)
     measured_at = job.workspace.measured_at
     is_fresh = measured_at is not None and timezone.now() - measured_at < MIN_MEASURE_INTERVAL
-    # While other jobs use the workspace, a fresh measurement is enough: the last one to end measures it anyway.
+    # While other jobs use the workspace, a fresh measurement is enough: the last job to end measures it anyway.
     if not (is_fresh and Job.objects.filter(workspace=job.workspace_id).exclude(state__in=ENDED).exists()):
         catalog.measure_workspace(workspace=job.workspace)
 
@@ -184,7 +184,7 @@ def _shared_usage(attempt: Attempt) -> trees.Usage:
     try:
         backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
         return _usage_of(backend.checkpoint_folder(key)) + _usage_of(backend.output_folder(key))
-    except RuntimeFault:  # as above
+    except RuntimeFault:  # the settings no longer name the cluster
         return trees.Usage()
 
 

@@ -51,7 +51,7 @@ in a second file (`runtime.launcher.log_times`). Curves and estimates do not nee
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80
-"""Maximum reads of an ended run's output. 80 reads of 1 MiB cover the largest log, 64 MiB."""
+"""Maximum reads of an ended run's output. 64 reads of 1 MiB cover the largest log; the others are to spare."""
 MAX_FOLDER_NAME_LENGTH = 40
 """Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
 CURVE_NAME = re.compile(r"\w[\w ./:-]{0,99}")
@@ -208,7 +208,7 @@ def ingest(*, attempt: Attempt) -> bool:
 
 
 def _add_names(cursor: dict[str, Any], key: str, collector: PointCollector) -> frozenset[str]:
-    """Add the names of the collected curves to `cursor[key]`. Return the names there, including earlier reads."""
+    """Add the names of the collected curves to `cursor[key]`. Return all names there, those of earlier reads too."""
     earlier_names = cursor.get(key, [])
     names = sorted({point.name for point in collector.points}.union(earlier_names))[:MAX_CURVES]
     if names != earlier_names:
@@ -296,7 +296,7 @@ def _read_metrics_file(path: Path, cursor: dict[str, Any], collector: PointColle
     cursor["metrics"] = offset + (complete_bytes or len(data))
     for line in data[:complete_bytes].splitlines():
         if collector.is_full:
-            return
+            return  # as in `_read_log`, the remaining lines are dropped
         _read_record(line, cursor, collector)
 
 
