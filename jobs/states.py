@@ -102,7 +102,8 @@ PLATFORM_FAULTS: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReas
 neither billed nor in this set, because the job then has no attempt."""
 
 CODE_FAILURES: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
-"""Failures of the code that may be transient. They are retried as often as the order says; each attempt is billed."""
+"""Failures of the code that may be transient. They are retried as often as the order says, a hang only with
+OnHang.RETRY. Each attempt is billed."""
 
 
 class OnHang(enum.StrEnum):

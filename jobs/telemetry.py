@@ -138,7 +138,7 @@ class PointCollector:
         return int(self._cursor.get("kept_every", 1))
 
     def keep_fewer(self) -> None:
-        """Drop every second point of this read, and from now on of each curve."""
+        """Drop every second point of this read. `add` then also stores only half as many points of each curve."""
         self._cursor["kept_every"] = 2 * self.kept_every
         self.points = [point for point in self.points if point.number % self.kept_every == 0]
 
@@ -241,7 +241,8 @@ def parse_line(line: str) -> LineReport:
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
-            values.setdefault(_canonical_name(match[1]), value)  # if the line has two spellings of a name, the first
+            # If a line spells a name in two ways, the first value counts.
+            values.setdefault(_canonical_name(match[1]), value)
     return LineReport(None if epoch is None else float(epoch), step, values)
 
 
