@@ -267,7 +267,7 @@ def time_limit(job: Job) -> TimeLimit | None:
 
 
 def notice_before_end(job: Job) -> timedelta:
-    """Return how long before its time limit a notebook is announced to end: NOTICE, or a quarter of a short one."""
+    """Return how long before its time limit a notebook's end is announced: NOTICE, at most a quarter of its time."""
     return min(NOTICE, timedelta(seconds=job.deadline_seconds) / 4)
 
 

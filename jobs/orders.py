@@ -139,7 +139,7 @@ def cancel_jobs(*, membership: Membership, jobs: Iterable[Job]) -> int:
     """Cancel several jobs, each in a transaction of its own. Return how many of them had not ended."""
     cancelled = 0
     for job in jobs:
-        with suppress(AlreadyEnded):  # it is not counted
+        with suppress(AlreadyEnded):  # an ended job is not counted
             cancel_job(membership=membership, job=job)
             cancelled += 1
     return cancelled

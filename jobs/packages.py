@@ -125,7 +125,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
     """Return the path of a requirements.txt beside the script that the customer did not choose.
 
-    Return "" if there is no valid one, or if the purchase has requirements. `purchase` is that of a stored quote.
+    Return "" if no valid file is there, or if the purchase has requirements. `purchase` is that of a stored quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""  # an exact rerun keeps the choice of its original

@@ -51,7 +51,7 @@ MAX_PATH_LENGTH = 1000
 MAX_LR_LENGTH = 32
 """Characters of a learning rate: the length of its column."""
 MAX_DATASETS = 100
-"""Datasets of one run, and also models. Each is a mount on every node, which takes time to set up."""
+"""Datasets of one run, and likewise models. Each is a mount on every node, which takes time to set up."""
 MAX_VERSION_DIGITS = 9
 """Digits of a version's number, so that it always fits its 32-bit column."""
 MAX_VERSIONS_LISTED = 10
@@ -353,7 +353,7 @@ class ModelsField(DatasetsField):
 
 
 class PinnedVersionsField(FormField, serializers.ListField):
-    """Primary keys of versions, one per dataset or model. Read only if the context has `keeps_versions`."""
+    """Primary keys of versions, one per dataset or model. Ignored unless the context has `keeps_versions`."""
 
     child = serializers.IntegerField()
 

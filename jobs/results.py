@@ -112,7 +112,7 @@ def discard_count(job_pk: int) -> None:
 
 
 def is_needed(job: Job) -> bool:
-    """Whether another job, which is open, still has to copy the job's checkpoints, or is a notebook that reads them."""
+    """Whether an open job still has to copy this job's checkpoints, or an open notebook reads its files."""
     dependents = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
     return dependents.exclude(state__in=ENDED).exists() or is_read(job)
 
