@@ -24,7 +24,7 @@ class CurveState(TypedDict):
     gap: int
     """The latest distance between two steps. After a restart, the curve continues at this distance."""
     epoch: float | None
-    """The epoch of the last point that had one."""
+    """The last epoch that a point was reported with; None if no point had an epoch."""
 
 
 class EpochState(TypedDict):

@@ -67,7 +67,7 @@ DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
 DEFAULT_IDLE_SECONDS = 30 * 60
-"""Default time without activity after which a notebook ends: longer than a break, so that only forgotten ones end."""
+"""Default time without activity after which a notebook ends: longer than a break, short enough for a forgotten one."""
 PROCESSES_PER_CPU = 4
 """Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
@@ -498,7 +498,7 @@ class _PurchaseSerializer(_PlacementSerializer):
     They are checked in this order, and each check may use the values of the fields above it.
     """
 
-    # If the product is invalid, the purchase is refused anyway. Loose limits then replace those of the product.
+    # If the product is invalid, the purchase is refused anyway. Loose limits then replace the product's.
     product = NameField()
     framework = EnumField(
         Framework, error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")}

@@ -234,6 +234,6 @@ def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
 
 
 def _delete_unknown(cluster_name: str, run_name: str) -> None:
-    """Delete a run that no attempt explains, such as one of a database that was restored from a backup."""
+    """Delete a run that no attempt explains, such as a run from after the backup that was restored."""
     logger.warning("The cluster %s has a run %s without an attempt; deleting it.", cluster_name, run_name)
     cluster(cluster_name).delete(run_name)

@@ -32,7 +32,7 @@ RECENT_SECONDS = 60
 SLOW_RATIO = 1.3
 """A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
 MAX_RUNS_COMPARED = 20
-"""How many of the latest one-node runs are searched for one with the same data. Older ones rarely have the same."""
+"""How many of the latest one-node runs are searched for a run with the same datasets. Older runs rarely read them."""
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
 """Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")

@@ -136,7 +136,7 @@ def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
 
 
 def measure_uncounted(attempts: list[Attempt]) -> None:
-    """Measure jobs that `count_storage` missed: those not counted at all, and ended ones without a deletion time."""
+    """Measure jobs that `count_storage` missed: they have no count, or have ended and have no deletion time."""
     job_ids = {attempt.job_id for attempt in attempts if attempt.finished_at}
     keys = [allocation_key(pk) for pk in job_ids]
     kept_until_by_key = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))

@@ -365,7 +365,7 @@ def environment(job: Job, rank: int = 0) -> dict[str, str]:
     _require_rank(job, rank)
     attempt = _latest_attempt(job)
     number = attempt.number if attempt else 1
-    # The attempt is not saved. It stands for the latest one, or for the first one of a job that has not run yet.
+    # The attempt is not saved. It stands for the latest attempt, or for the first one of a job that has not run yet.
     spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
     return dict(sorted({**cluster(job.node_spec.cluster).environment(spec, rank), **job.environment}.items()))
 

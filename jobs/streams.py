@@ -239,7 +239,7 @@ async def _wait(change: asyncio.Event, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class _JobView:
-    """The content of a stream about a job: its state as the API shows it, and the points since the last ones sent.
+    """The content of a stream about a job: its state as the API shows it, and the points that were not sent yet.
 
     `curves` has [step, value] by curve name; `last_point` is the id of the last MetricPoint sent.
     """

@@ -116,7 +116,7 @@ class PointCollector:
         return len(self.points) >= MAX_POINTS
 
     def add(self, name: str, step: int, value: float, epoch: float | None, at: datetime) -> None:
-        """Add a point at its position. Ignore one with an invalid name, step or position, or of too many curves."""
+        """Add a point at its position. Ignore invalid names, steps and positions, and new curves beyond MAX_CURVES."""
         if not CURVE_NAME.fullmatch(name) or abs(step) >= MAX_STEP or self.is_full:
             return
         curves = self._cursor.setdefault("curves", {})

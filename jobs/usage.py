@@ -121,7 +121,7 @@ def lost_seconds(attempt: Attempt) -> float | None:
 
 
 def _billed_until(attempt: Attempt, now: datetime) -> datetime:
-    """Return the end of an attempt's billable time. The caller checks that its reason is one that is billed."""
+    """Return the end of an attempt's billable time. The caller checks that the reason is in BILLED."""
     ended_at = _end_after_cancel(attempt, attempt.finished_at or now)
     if attempt.reason == EndReason.HUNG and attempt.started_at:
         # Without any sign of progress since the start, nothing is billed.

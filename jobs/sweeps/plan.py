@@ -224,7 +224,7 @@ class PlanSerializer(_TrialsSerializer):
         return method
 
     def validate_pruner(self, pruner: Pruner) -> Pruner:
-        """Refuse a pruner in a search against cost, because it compares only one value."""
+        """Refuse a pruner in a search against cost, because pruners compare only the metric."""
         if pruner is not Pruner.NONE and self._minimizes_cost():
             raise ValidationError(_("A search against cost stops no trial early. Choose none."))
         return pruner
