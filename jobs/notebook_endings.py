@@ -1,8 +1,8 @@
 """Tell members that a notebook is about to reach its time limit, so that they save their work or extend it.
 
-A time limit is announced once. The attempt's number and the job's `deadline_seconds` identify it, so the limit of an
-extension or of another attempt is announced again. The check for an earlier notification and the new one are under the
-job's lock, which extensions take too.
+Each time limit is announced once. The attempt's number and the job's `deadline_seconds` identify a limit, so after an
+extension, or in another attempt, the new limit is announced too. `_announce` holds the job's lock, which extensions
+take too, while it looks for an earlier notification and writes the new one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def announce(now: datetime | None = None) -> int:
 def send_due() -> int:
     """Send the emails that are due and return their number. Safe to repeat.
 
-    `deliver` marks each notification as mailed, also one without recipients, so none is considered twice.
+    `deliver` marks each notification as mailed, even if it has no recipients, so none is considered twice.
     """
     due = Notification.objects.filter(mailed_at=None, kind=KIND).select_related("user")
     return sum(
@@ -66,7 +66,7 @@ def _announce(job_pk: int, now: datetime) -> bool:
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("order").get(pk=job_pk)
         limit = notebooks.time_limit(job)
-        if limit is None or not _is_due(job, now):  # it was extended or has ended meanwhile
+        if limit is None or not _is_due(job, now):  # the notebook was extended or has ended meanwhile
             return False
         identity = {"job": job.pk, "attempt": limit.attempt, "deadline_seconds": job.deadline_seconds}
         earlier = Notification.objects.filter(organization=job.organization_id, kind=KIND)

@@ -61,7 +61,7 @@ from runtime.errors import RuntimeFault
 PRODUCT = "notebook"
 """Name of the product that every notebook orders. A price may be limited to it."""
 QUOTE_MARK = "notebook"
-"""Key in the stored purchase of a quote that marks it as one of a notebook."""
+"""Key in the stored purchase of a quote that marks the quote as that of a notebook."""
 MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""
@@ -102,7 +102,7 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         purchase=_priced(purchase.node_spec),
         # How long a person uses a notebook is unknown, so the estimate is its time limit.
         estimate=Estimate(purchase.max_seconds, purchase.max_seconds, "notebook"),
-        headroom=Decimal(1),
+        headroom=Decimal(1),  # has no effect, since `max_seconds` is given
         max_deadline_seconds=MAX_NOTEBOOK_SECONDS,
         max_seconds=purchase.max_seconds,
         ceiling_minor=purchase.ceiling_minor,
@@ -145,11 +145,13 @@ def quote_extension(*, membership: Membership, job: Job, data: Mapping[str, Any]
         hours = {"most": MAX_NOTEBOOK_SECONDS // 3600, "hours": f"{job.deadline_seconds / 3600:.1f}"}
         raise InvalidInput(fields={"added_seconds": sentence % hours})
     hold = job.order.hold
-    state = {"job": job.pk, "deadline_seconds": job.deadline_seconds, "held_minor": hold.amount_minor}
+    extends = {"job": job.pk, "deadline_seconds": job.deadline_seconds, "held_minor": hold.amount_minor}
+    # A customer's own ceiling limits only the first purchase: an extension raises the ceiling by what its time costs.
+    changes = {"max_seconds": total_seconds, "ceiling_minor": None, EXTENSION_MARK: extends}
     return make_extension_quote(
         hold=hold,
         user=membership.user,
-        payload=job.order.quote.purchase | {"max_seconds": total_seconds, "ceiling_minor": None, EXTENSION_MARK: state},
+        payload=job.order.quote.purchase | changes,
         deadline_seconds=total_seconds,
     )
 
@@ -265,7 +267,7 @@ def time_limit(job: Job) -> TimeLimit | None:
 
 
 def notice_before_end(job: Job) -> timedelta:
-    """Return how long before its time limit a notebook is announced to end: NOTICE, or a quarter of a short one."""
+    """Return how long before its time limit a notebook's end is announced: NOTICE, at most a quarter of its time."""
     return min(NOTICE, timedelta(seconds=job.deadline_seconds) / 4)
 
 
@@ -304,7 +306,7 @@ def notebook_for(organization: Organization, pk: int) -> Job:
 def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    The run's code can put anything in the place of a path, so `console.serving.notebooks` checks what it opens. A
+    The run's code can put anything at this path, so `console.serving.notebooks` checks what it opens. A
     tunnel waits for a JupyterLab that starts, but not for the node, so it is returned only while the node runs.
     """
     attempt = job.attempts.filter(finished_at=None).last()
@@ -328,6 +330,7 @@ def _require_connection(purchase: NotebookPurchase) -> None:
 
 def _job_columns(purchase: NotebookPurchase) -> dict[str, Any]:
     """Return the columns of the notebook's job. The script ignores epochs, learning rate and batch size."""
+    # Groups the notebooks of a workspace, apart from its trainings: see `Purchase.code_key`.
     key = hashlib.sha256(f"{NOTEBOOK_SCRIPT}:{purchase.workspace.pk}".encode()).hexdigest()
     return {
         "name": purchase.name or purchase.workspace.name,

@@ -32,7 +32,7 @@ def drain(*, cluster_name: str, actor: User, why: str) -> None:
         record_audit_event(
             organization=None, actor=actor, action="cluster.drained", target=cluster_name, data={"why": reason}
         )
-        send_on_commit(dispatch, cluster_name)  # the pass stores the reason, so that pages of waiting jobs show it
+        send_on_commit(dispatch, cluster_name)  # its scheduling pass stores the reason, which waiting jobs' pages show
 
 
 def resume(*, cluster_name: str, actor: User) -> None:

@@ -139,7 +139,7 @@ def cancel_jobs(*, membership: Membership, jobs: Iterable[Job]) -> int:
     """Cancel several jobs, each in a transaction of its own. Return how many of them had not ended."""
     cancelled = 0
     for job in jobs:
-        with suppress(AlreadyEnded):  # it is not counted
+        with suppress(AlreadyEnded):  # an ended job is not counted
             cancel_job(membership=membership, job=job)
             cancelled += 1
     return cancelled
@@ -202,7 +202,7 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
     if existing := _existing_rerun(membership.organization, job, idempotency_key):
         return existing
     # The `dataset_versions` in the old quote have no effect: without `exact`, `quote_order` takes the latest versions.
-    # `exact` is always set, because the old quote may be that of an exact rerun.
+    # `exact` is set even if it is false, because the old quote may be that of an exact rerun.
     rerun_fields = {"rerun_of": job.pk, "exact": changes.get("exact", False)}
     data = purchase_data(job.order.quote.purchase) | dict(changes) | rerun_fields
     quote = quote_order(membership=membership, data=data)
@@ -223,7 +223,7 @@ def _write_training_order(
     script = None if original else read_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
-        # Again, under the lock: a concurrent request may have placed the order meanwhile.
+        # Checked again under the lock, because a concurrent request may have placed the order meanwhile.
         if order := existing_order(organization, quote, key):
             return order
         return write_order(
@@ -281,7 +281,7 @@ def job_columns(purchase: Purchase, script: snapshots.Script | None) -> dict[str
         "workspace": purchase.workspace,
         "code_path": purchase.code_path,
         "arguments": list(purchase.arguments),
-        "expands_arguments": True,  # False only in older jobs
+        "expands_arguments": True,  # variables such as $LR; False only in jobs of older versions
         "environment": purchase.environment,
         "secrets": list(purchase.secrets),
         "local_rank_argument": purchase.local_rank_argument,
@@ -431,12 +431,12 @@ def _require_choices(workspace: Workspace, versions: Sequence[DatasetVersion], m
     come between this check and the new job. Versions of datasets are locked too, because another organization may own
     them.
     """
-    keys = [version.pk for version in versions]
-    existing = storage.lock_versions(keys) if keys else 0
-    if existing < len(keys) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
+    version_ids = [version.pk for version in versions]
+    existing = storage.lock_versions(version_ids) if version_ids else 0
+    if existing < len(version_ids) or not Workspace.objects.filter(pk=workspace.pk, deleted_at=None).exists():
         raise ChoiceUnavailable
-    model_keys = [version.pk for version in models]
-    if model_keys and ModelVersion.objects.filter(pk__in=model_keys, deleted_at=None).count() < len(model_keys):
+    model_ids = [version.pk for version in models]
+    if model_ids and ModelVersion.objects.filter(pk__in=model_ids, deleted_at=None).count() < len(model_ids):
         raise ChoiceUnavailable
 
 
@@ -445,8 +445,9 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # One query finds both. Between two queries a concurrent request may write the order. The first would then find
-    # nothing, and the second would find the order by its key and take it for that of another quote.
+    # One query looks for the quote and for the key. With a query for each, a concurrent request could write the order
+    # between them: the first would find no order of the quote, and the second would find this order by its key and take
+    # it for that of another quote.
     matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):

@@ -125,7 +125,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
     """Return the path of a requirements.txt beside the script that the customer did not choose.
 
-    Return "" if there is no valid one, or if the purchase has requirements. `purchase` is that of a stored quote.
+    Return "" if no valid file is there, or if the purchase has requirements. `purchase` is that of a stored quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""  # an exact rerun keeps the choice of its original
@@ -162,8 +162,8 @@ def require_layer(
     if is_new:
         return layer
     layer.used_at = now
-    # A failed installation is repeated, because the index may have the package now. So is one whose folder is gone
-    # although the layer is READY, for example because the storage was replaced.
+    # A failed installation is repeated, because the index may have the package now. A layer is also installed again if
+    # it was removed, or if it is READY and its folder is gone, for example because the storage was replaced.
     if layer.state != States.PENDING and not (layer.state == States.READY and _layer_folder(layer).is_complete):
         layer.state, layer.reason, layer.log, layer.faults, layer.requested_at = States.PENDING, "", "", 0, now
         builder.remove_result(_layer_folder(layer))
@@ -238,6 +238,7 @@ def _start(layer: PackageLayer) -> None:
         indexes=tuple(settings.PACKAGE_INDEXES),
         file_hosts=tuple(settings.PACKAGE_FILE_HOSTS),
         network=settings.TRAINYARD_RUN_NETWORK,
+        # The default, but no more than all packages of the organization may take.
         disk_mib=min(InstallRequest.disk_mib, settings.PACKAGES_MAX_MIB),
     )
     if not layer.cluster:
@@ -257,7 +258,7 @@ def _start(layer: PackageLayer) -> None:
             pull_secret=pull_secret(organization=layer.organization, image=layer.image),
             organization_slug=layer.organization.slug,
         )
-    except (InvalidSpec, OSError) as error:
+    except (InvalidSpec, OSError) as error:  # a platform fault, which counts for MAX_FAULTS
         _save_result(layer, InstallResult(str(error), is_fault=True), log="")
     except (RuntimeFault, CustomerError) as error:  # retried at the next call, when the cluster may answer or have room
         logger.warning("The packages %s can't be installed on %s now: %s", layer.key, layer.cluster, error)
@@ -286,12 +287,12 @@ def _is_working(layer: PackageLayer) -> bool:
     try:
         return cluster_builder.has_run(_layer_folder(layer), cluster(layer.cluster))
     except RuntimeFault:
-        # False for a cluster that the settings no longer name: `_start` then saves the failure.
+        # False if the settings no longer name the cluster, so that `_start` is called and saves the failure.
         return layer.cluster in settings.TRAINYARD_CLUSTERS
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
-    """Store how an installation ended. After a platform fault it is repeated; after MAX_FAULTS of them it failed."""
+    """Store how an installation ended. It is repeated after a platform fault, and fails after MAX_FAULTS of them."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)
@@ -372,7 +373,7 @@ def _remove(layer_pks: Iterable[int]) -> bool:
             if Job.objects.filter(packages=layer).exclude(state__in=ENDED).exists():
                 continue
             PackageLayer.objects.filter(pk=layer_pk).update(state=States.REMOVED, size_bytes=0)
-        # Only after the commit: a rollback could not bring the folder back, and the layer would still be READY.
+        # Removed only after the commit: a rollback would leave the layer READY, but could not bring its folder back.
         _layer_folder(layer).remove()
         has_removed = True
     return has_removed

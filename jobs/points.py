@@ -1,8 +1,8 @@
 """Order the points of a curve, thin them for a chart, and count the finished epochs of a run. Pure.
 
 Scripts count steps and epochs differently: many restart the count of steps in each epoch, some count epochs from 0,
-some report fractions of an epoch. The states are stored as JSON in the attempt's cursor (`telemetry.ingest`), so that
-the next read continues from them.
+some report fractions of an epoch. CurveState and EpochState are stored as JSON in the attempt's cursor
+(`telemetry.ingest`), so that the next read continues from them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CurveState(TypedDict):
     gap: int
     """The latest distance between two steps. After a restart, the curve continues at this distance."""
     epoch: float | None
-    """The epoch of the last point that had one."""
+    """The last epoch that a point was reported with; None if no point had an epoch."""
 
 
 class EpochState(TypedDict):
@@ -90,8 +90,8 @@ def count_finished_epochs(state: EpochState | None) -> int:
 def thinned_indexes(values: Sequence[float], limit: int) -> list[int]:
     """Return the indexes of about `limit` values that show the same curve as all values.
 
-    The values are divided into `limit / 2` equal parts. The lowest and the highest value of each part remain, so that
-    no peak is lost, and the last of all values.
+    The values are divided into `limit / 2` equal parts. Of each part, the lowest and the highest value remain, so that
+    no peak is lost. The last of all values always remains, so that the curve keeps its end.
     """
     if len(values) <= limit:
         return list(range(len(values)))

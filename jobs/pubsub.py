@@ -72,6 +72,7 @@ def _publish(job_pk: int) -> None:
     try:
         _client().publish(channel(job_pk), "changed")
     except redis.RedisError:
+        # 25 seconds: up to 1.5 times `streams.ROW_POLL_SECONDS`, and the time of the read.
         logger.warning("Redis does not answer: live views of job %s show its change up to 25 seconds later.", job_pk)
 
 

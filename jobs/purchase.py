@@ -51,7 +51,7 @@ MAX_PATH_LENGTH = 1000
 MAX_LR_LENGTH = 32
 """Characters of a learning rate: the length of its column."""
 MAX_DATASETS = 100
-"""Datasets of one run, and also models. Each is a mount on every node, which takes time to set up."""
+"""Datasets of one run, and likewise models. Each is a mount on every node, which takes time to set up."""
 MAX_VERSION_DIGITS = 9
 """Digits of a version's number, so that it always fits its 32-bit column."""
 MAX_VERSIONS_LISTED = 10
@@ -67,7 +67,7 @@ DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
 DEFAULT_IDLE_SECONDS = 30 * 60
-"""Default time without activity after which a notebook ends: longer than a break, so that only forgotten ones end."""
+"""Default time without activity after which a notebook ends: longer than a break, short enough for a forgotten one."""
 PROCESSES_PER_CPU = 4
 """Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
@@ -353,7 +353,7 @@ class ModelsField(DatasetsField):
 
 
 class PinnedVersionsField(FormField, serializers.ListField):
-    """Primary keys of versions, one per dataset or model. Read only if the context has `keeps_versions`."""
+    """Primary keys of versions, one per dataset or model. Ignored unless the context has `keeps_versions`."""
 
     child = serializers.IntegerField()
 
@@ -361,7 +361,7 @@ class PinnedVersionsField(FormField, serializers.ListField):
         """Return the keys. Raises ValidationError."""
         if not self.context.get("keeps_versions") or data is empty or not data:
             return []
-        # `type` instead of isinstance, because true and false are instances of int.
+        # `type` instead of `isinstance`, because JSON's true and false become bool, a subclass of int.
         if not isinstance(data, list) or not all(type(key) is int and 0 < key <= storage.MAX_KEY for key in data):
             raise ValidationError(_("The versions must be a list of numbers."))
         return data
@@ -384,7 +384,10 @@ class LearningRateField(FormField, serializers.CharField):
 
 
 class _PlacementSerializer(FormSerializer):
-    """Validates the fields that purchases and image checks share. Its context has the `organization`."""
+    """Validates the fields that purchases and image checks share. Its context has the `organization`.
+
+    `valid_values` has the valid ones of the fields that were checked before: see `FormSerializer`.
+    """
 
     def validate_node_spec(self, name: str) -> NodeSpec:
         """Return the node spec on offer."""
@@ -435,7 +438,7 @@ class _PlacementSerializer(FormSerializer):
         # would pair them with no choice.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
         # What this method returns replaces the pinned ids under `dataset_versions`, the source of this field. The
-        # choices themselves are needed too.
+        # choices are stored here, because a Purchase has them too.
         self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
@@ -495,7 +498,7 @@ class _PurchaseSerializer(_PlacementSerializer):
     They are checked in this order, and each check may use the values of the fields above it.
     """
 
-    # If the product is invalid, the purchase is refused anyway. Loose limits then replace those of the product.
+    # If the product is invalid, the purchase is refused anyway. Loose limits then replace the product's.
     product = NameField()
     framework = EnumField(
         Framework, error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")}
@@ -679,7 +682,8 @@ class _OptionalFrameworkSerializer(_PlacementSerializer):
     def validate_image(self, name: str) -> Image:
         """Also set the default framework."""
         image = super().validate_image(name)
-        if self.valid_values.get("framework", "invalid") is None:  # None: left out; a missing key: invalid
+        # A framework that was left out is None here. An invalid one has no key, and already has an error.
+        if self.valid_values.get("framework", "invalid") is None:
             if not image.frameworks:
                 raise ValidationError(_("Choose one of these frameworks: %(known)s.") % {"known": ", ".join(Framework)})
             self.valid_values["framework"] = Framework(image.frameworks[0])

@@ -52,14 +52,15 @@ def search(organization: Organization, query: str) -> list[Hit]:
 def _jobs(organization: Organization, query: str) -> list[Hit]:
     """Return the job with the number `query`, and jobs whose name contains it."""
     number = query.removeprefix("#")
-    keys: list[int] = []
+    job_ids: list[int] = []
     if number.isdecimal() and len(number) <= MAX_NUMBER_DIGITS:
-        keys += Job.objects.filter(organization=organization, pk=int(number)).values_list("pk", flat=True)
-    keys += job_search.matching(organization, JobSearch(q=query)).values_list("pk", flat=True)[:MAX_PER_KIND]
-    first = list(dict.fromkeys(keys))[:MAX_PER_KIND]  # a job may match by its number and by its name
-    jobs = Job.objects.filter(pk__in=first).select_related("image", "order__quote").in_bulk()
+        job_ids += Job.objects.filter(organization=organization, pk=int(number)).values_list("pk", flat=True)
+    job_ids += job_search.matching(organization, JobSearch(q=query)).values_list("pk", flat=True)[:MAX_PER_KIND]
+    shown_ids = list(dict.fromkeys(job_ids))[:MAX_PER_KIND]  # a job may match by its number and by its name
+    jobs = Job.objects.filter(pk__in=shown_ids).select_related("image", "order__quote").in_bulk()
     return [
-        Hit("job", str(pk), f"#{pk} {selectors.title_of(jobs[pk])}", str(jobs[pk].get_state_display())) for pk in first
+        Hit("job", str(pk), f"#{pk} {selectors.title_of(jobs[pk])}", str(jobs[pk].get_state_display()))
+        for pk in shown_ids
     ]
 
 

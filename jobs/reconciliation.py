@@ -1,8 +1,8 @@
 """Update jobs to the state that their clusters report, and repair missed changes.
 
-The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds. It asks for the
-status of every open run and makes a scheduling pass. It stops runs of ended attempts, and deletes runs without an
-attempt. So a lost task, a dead worker or an outage of Redis delays a job by one such interval at most.
+The watcher calls `follow` for each change of a run. Celery beat calls `reconcile` every few seconds: it asks for the
+status of every open run, makes a scheduling pass, stops runs of ended attempts, and deletes runs without an attempt.
+So a lost task, a dead worker or an outage of Redis delays a job at most until the next call of `reconcile`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _open_attempt(run_name: str) -> Attempt | None:
 def _reconcile_cluster(cluster_name: str) -> None:
     """Update the jobs of a cluster, make a scheduling pass, clean up its runs, and report its capacity."""
     started = time.monotonic()
-    with contextlib.suppress(BackendUnavailable):  # then `_stop_unwanted_runs` stores that it does not answer
+    with contextlib.suppress(BackendUnavailable):  # `_stop_unwanted_runs` stores that the cluster does not answer
         circuit_breaker.close_if_reachable(cluster_name, cluster(cluster_name))
     attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at=None, job__state__in=ACTIVE)
     jobs = list(attempts.values_list("job", "job__state"))
@@ -210,7 +210,7 @@ def _clean_up_runs(cluster_name: str) -> None:
 def _runs_on(cluster_name: str, *, live: bool) -> list[tuple[str, Attempt | None]]:
     """Return the names of a cluster's runs, each with its attempt; None if no attempt on this cluster has that name.
 
-    Only runs of jobs; others install packages or check the cluster. `live`: only runs that have not ended. A run is
+    Only runs of jobs: other runs install packages or check the cluster. `live`: only runs that have not ended. A run is
     left out if its attempt names a cluster that is no longer in the settings. That may be an old name of this cluster,
     so the run must not be deleted as unknown.
     """
@@ -234,6 +234,6 @@ def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
 
 
 def _delete_unknown(cluster_name: str, run_name: str) -> None:
-    """Delete a run that no attempt explains, such as one of a database that was restored from a backup."""
+    """Delete a run that no attempt explains, such as a run from after the backup that was restored."""
     logger.warning("The cluster %s has a run %s without an attempt; deleting it.", cluster_name, run_name)
     cluster(cluster_name).delete(run_name)

@@ -1,7 +1,7 @@
-"""Rerun a job exactly as it was ordered, or with the latest script, datasets, image and prices; compare the two.
+"""Rerun a job exactly as it was ordered, or with the latest script, datasets, image and prices; say what has changed.
 
 An exact rerun runs a copy of the job's script. `snapshots.restore` writes the copy beside the script in the workspace,
-so that it finds the modules and files there. No copies of those are stored, so they are used as they are now.
+so that the copy finds its modules and data files. Those are not stored with the job: they are used as they are now.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     if refused:
         raise InvalidInput(fields=dict.fromkeys(refused, sentence))
     new_values = {name: data[name] for name in CHANGEABLE if name in data}
-    # The other CHANGEABLE fields may be emptied: that removes a limit. An empty name or label means "as it was".
+    # If name, tags or notes are empty, they stay as they were. To empty another CHANGEABLE field removes a limit.
     kept_details = {name: original.get(name) for name in ("name", "tags", "notes") if data.get(name) in EMPTY}
     return {**original, **new_values, **kept_details, "rerun_of": pk}, job
 

@@ -32,7 +32,7 @@ RECENT_SECONDS = 60
 SLOW_RATIO = 1.3
 """A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
 MAX_RUNS_COMPARED = 20
-"""How many of the latest one-node runs are searched for one with the same data. Older ones rarely have the same."""
+"""How many of the latest one-node runs are searched for a run with the same datasets. Older runs rarely read them."""
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
 """Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
@@ -136,6 +136,7 @@ def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
     ]
     if len(step_times) < 2:
         return []
+    # The low median: with two ranks it is the time of the faster one, so that the slower one can be found.
     median = statistics.median_low([seconds for _rank, seconds in step_times])
     return [
         Straggler(each.rank, each.node, seconds / median)
@@ -233,7 +234,7 @@ def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any
             use.step_seconds += seconds
             if comm_seconds is not None:
                 use.comm_seconds = (use.comm_seconds or 0.0) + comm_seconds
-            if is_recent and comm_seconds is not None:
+            if is_recent and comm_seconds is not None:  # otherwise the compute time is unknown
                 use.recent_steps += steps
                 use.recent_compute_seconds = (use.recent_compute_seconds or 0.0) + max(0.0, seconds - comm_seconds)
     for number, cores in recent_cpu.items():
@@ -284,7 +285,7 @@ def _dataset_versions(job: Job) -> set[int]:
 
 
 def _throughput(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
-    """Return the training examples that all ranks together process per second of their steps, each a batch."""
+    """Return how many training examples all ranks together process per second of step time. A step is a batch."""
     steps, seconds = sum(each.steps for each in ranks), sum(each.step_seconds for each in ranks)
     return nodes * job.workers_per_node * job.batch_size * steps / seconds if steps and seconds > 0 else None
 

@@ -81,7 +81,7 @@ def count_storage(job_pk: int) -> None:
     measure(job)
     measured_at = job.workspace.measured_at
     is_fresh = measured_at is not None and timezone.now() - measured_at < MIN_MEASURE_INTERVAL
-    # While other jobs use the workspace, a fresh measurement is enough: the last one to end measures it anyway.
+    # While other jobs use the workspace, a fresh measurement is enough: the last job to end measures it anyway.
     if not (is_fresh and Job.objects.filter(workspace=job.workspace_id).exclude(state__in=ENDED).exists()):
         catalog.measure_workspace(workspace=job.workspace)
 
@@ -112,7 +112,7 @@ def discard_count(job_pk: int) -> None:
 
 
 def is_needed(job: Job) -> bool:
-    """Whether another job, which is open, still has to copy the job's checkpoints, or is a notebook that reads them."""
+    """Whether an open job still has to copy this job's checkpoints, or an open notebook reads its files."""
     dependents = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
     return dependents.exclude(state__in=ENDED).exists() or is_read(job)
 
@@ -136,7 +136,7 @@ def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
 
 
 def measure_uncounted(attempts: list[Attempt]) -> None:
-    """Measure jobs that `count_storage` missed: those not counted at all, and ended ones without a deletion time."""
+    """Measure jobs that `count_storage` missed: they have no count, or have ended and have no deletion time."""
     job_ids = {attempt.job_id for attempt in attempts if attempt.finished_at}
     keys = [allocation_key(pk) for pk in job_ids]
     kept_until_by_key = dict(Allocation.objects.filter(key__in=keys).values_list("key", "kept_until"))
@@ -184,7 +184,7 @@ def _shared_usage(attempt: Attempt) -> trees.Usage:
     try:
         backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
         return _usage_of(backend.checkpoint_folder(key)) + _usage_of(backend.output_folder(key))
-    except RuntimeFault:  # as above
+    except RuntimeFault:  # the settings no longer name the cluster
         return trees.Usage()
 
 

@@ -55,7 +55,8 @@ def annotated(jobs: QuerySet[Job]) -> QuerySet[Job]:
 class Row:
     """A row of a list of jobs. Its text (`str`) has all values but `job`: the key under which its HTML is cached.
 
-    `progress` is that of `selectors.progress`; `waiting_for` is why the job waits or starts, where a page shows it.
+    `progress` is that of `selectors.progress`. `waiting_for` is that of `selectors.waiting_for`, empty on pages that do
+    not show it.
     """
 
     job: Any = field(repr=False)

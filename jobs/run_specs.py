@@ -85,7 +85,8 @@ def run_spec(attempt: Attempt) -> RunSpec:
         datasets_target=DATASETS_PATH,
         models_target=MODELS_PATH,
         restart_count=attempt.number - 1,
-        grace_seconds=min(GRACE_SECONDS, deadline // 4),  # a part of the deadline, so shorter in a short run
+        # SIGTERM comes this long before the deadline, so a short run gives up at most a quarter of its time.
+        grace_seconds=min(GRACE_SECONDS, deadline // 4),
         checkpoint_key=results.checkpoint_key(job.pk),
         min_nodes=min(job.min_nodes, nodes),
         controller=Controller(job.controller),

@@ -68,7 +68,7 @@ class SchedulingPass:
         self._free_nodes = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
     def allocate(self, job: Job, nodes: int) -> None:
-        """Subtract the nodes of a job that was submitted to the cluster from the capacity and the quota."""
+        """Subtract the nodes of a job that is being submitted to the cluster from the capacity and the quota."""
         self._running_nodes[job.organization_id] = self._running_nodes.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
@@ -128,7 +128,7 @@ class SchedulingPass:
         """Return the position of the first job that has waited for capacity for longer than BACKFILL_LIMIT.
 
         Jobs for which the quota has no room do not count, nor do jobs that even the empty cluster could not run. The
-        filter excludes only the quotas that were read so far, so each loaded job is checked again.
+        filter knows only the quotas that were read so far, so each loaded job is checked again.
         """
         too_large = [
             Q(node_spec=pk, least__gt=free, least__lte=most)
@@ -158,7 +158,7 @@ class SchedulingPass:
         return quotas.free_nodes(job, self._running_nodes)
 
     def _over_quota_filter(self) -> Q:
-        """Return the filter for jobs that do not fit their organization's quota, as far as `_node_limits` has it."""
+        """Return the filter for jobs that do not fit their organization's quota, if it is in `_node_limits`."""
         free = {pk: limit - self._running_nodes.get(pk, 0) for pk, limit in self._node_limits.items()}
         used_up = [pk for pk, nodes in free.items() if nodes <= 0]
         too_large = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)

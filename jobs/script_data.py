@@ -1,4 +1,4 @@
-"""Find the variables and datasets that a script reads, and warn before the purchase about those it does not include.
+"""Find the variables and datasets that a script reads, and warn of datasets that are missing in its purchase.
 
 The script is searched with patterns instead of parsed, because hostile input could exhaust the recursion of Python's
 parser. Names that code assembles at run time are not found. The results are therefore warnings, and never errors.
@@ -77,7 +77,7 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
         return []
     existing_names = set(sharing.usable_datasets(organization).values_list("name", flat=True))
     missing_names = (use.certain | use.possible & existing_names) - ordered
-    # The script may get the names from elsewhere, for example from its arguments.
+    # No name in the script is surely a dataset. It may get the names from elsewhere, for example from its arguments.
     if not missing_names and not ordered and not use.certain:
         return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
     not_chosen = _("%(script)s reads the dataset %(name)s, which is not chosen.")

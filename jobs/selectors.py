@@ -54,7 +54,8 @@ MAX_CHARACTER_BYTES = 4
 ERRORS = (
     "Traceback (most recent call last)", "Error: ", "Exception: ", "FATAL", "CRITICAL", "Segmentation fault",
 )  # fmt: skip
-"""Texts that mark an error in a log: from Python's tracebacks, from loggers, and from crashed programs."""
+"""Texts that mark an error in a log: from Python's tracebacks, from loggers, and from crashed programs. Colon and space
+follow the name of an exception in a traceback, so a word such as `ErrorHandler` does not match."""
 POINTS_SHOWN = 1000
 """Points per curve in one response. Longer curves are thinned evenly; a chart has fewer pixels than this."""
 
@@ -79,7 +80,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .annotate(count=Count("pk"))
         .values("count")
     )
-    if len(cluster_names()) > 1:  # on the only cluster all jobs count, by whichever name their node specs know it
+    if len(cluster_names()) > 1:  # the only cluster runs all jobs, though node specs may have different names for it
         queued_before = queued_before.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
     running = (
         Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)
@@ -102,7 +103,7 @@ def job_for(organization: Organization, pk: int) -> Job:
     """Return a job of the organization. Raises NotFound."""
     job = _jobs_with_relations(organization).filter(pk=pk).first()
     if job is not None and job.state == JobState.QUEUED:
-        # Only a queued job needs the annotations of `jobs_for`. They make up a third of the cost of that query.
+        # Only a queued job needs the annotations of `jobs_for`, which are a third of the cost of that query.
         job = jobs_for(organization).filter(pk=pk).first()
     if job is None:
         raise NotFound
@@ -112,7 +113,7 @@ def job_for(organization: Organization, pk: int) -> Job:
 def _jobs_with_relations(organization: Organization) -> QuerySet[Job]:
     """Return an organization's jobs with their related rows, without annotations.
 
-    `organization.jobs` sets `job.organization` without a join. Joins that are left out shorten PostgreSQL's planning.
+    `organization.jobs` sets `job.organization` without a join: each join costs PostgreSQL time for planning.
     """
     return organization.jobs.select_related(
         "order__hold", "order__quote", "order__product", "order__placed_by", "node_spec__capacity_snapshot",
@@ -149,7 +150,7 @@ def refresh_job(job: Job) -> Job:
     )
     snapshot = waiting.snapshot_of(job)
     if fresh is None or fresh.state == JobState.QUEUED or (snapshot is None and fresh.cluster_answers is not None):
-        # A queued job needs its annotations, which depend on other jobs. A first snapshot is a new related object.
+        # The annotations of a queued job depend on other jobs. A first snapshot is a related object that `job` lacks.
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
@@ -252,7 +253,8 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "name": job.name,
         "tags": job.tags,
         "notes": job.notes,
-        "keep_until": results.deletion_time(job) or job.keep_until,  # before its end, only the customer's wish is known
+        # A job that has not ended has no deletion time yet, but the customer may have chosen a time.
+        "keep_until": results.deletion_time(job) or job.keep_until,
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),
@@ -363,7 +365,7 @@ def environment(job: Job, rank: int = 0) -> dict[str, str]:
     _require_rank(job, rank)
     attempt = _latest_attempt(job)
     number = attempt.number if attempt else 1
-    # The attempt is not saved. It stands for the latest one, or for the first one of a job that has not run yet.
+    # The attempt is not saved. It stands for the latest attempt, or for the first one of a job that has not run yet.
     spec = run_spec(Attempt(job=job, number=number, granted_nodes=job.nodes))
     return dict(sorted({**cluster(job.node_spec.cluster).environment(spec, rank), **job.environment}.items()))
 

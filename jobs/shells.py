@@ -23,7 +23,7 @@ def is_offered(job: Job) -> bool:
 
 
 def address_of(job: Job, node: int) -> Path | ShellTunnel | None:
-    """Return how to connect to a new shell in a node; None if none may be opened in it now. See `problem`."""
+    """Return how to connect to a new shell in a node; None if no shell may be opened there now (see `problem`)."""
     return _address(job, node) if is_offered(job) else None
 
 

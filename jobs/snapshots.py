@@ -134,6 +134,7 @@ def script_path(job: Job) -> str:
         return job.code_path
     folder, name = posixpath.split(job.code_path)
     stem = name.removesuffix(".py").encode()[:COPY_STEM_LENGTH].decode(errors="ignore")
+    # Twelve digits of the hash are enough to tell the versions of one script apart.
     return posixpath.join(folder, f"{stem}.{job.script.sha256[:12]}.py")
 
 

@@ -63,8 +63,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
 OPEN: frozenset[JobState] = frozenset(JobState) - ENDED
-"""All other states. Queries that use an index on the state filter by these, because PostgreSQL can't look up an
-exclusion of ENDED in such an index."""
+"""States that are not final. Queries that use an index on the state filter by these, because PostgreSQL can't look up
+an exclusion of ENDED in such an index."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 """States in which a cluster may have a run of the job."""
 
@@ -102,7 +102,8 @@ PLATFORM_FAULTS: frozenset[EndReason] = frozenset(EndReason) - BILLED - {EndReas
 neither billed nor in this set, because the job then has no attempt."""
 
 CODE_FAILURES: frozenset[EndReason] = frozenset({EndReason.CODE_FAILED, EndReason.OUT_OF_MEMORY, EndReason.HUNG})
-"""Failures of the code that may be transient. They are retried as often as the order says; each attempt is billed."""
+"""Failures of the code that may be transient. They are retried as often as the order says, a hang only with
+OnHang.RETRY. Each attempt is billed."""
 
 
 class OnHang(enum.StrEnum):

@@ -1,7 +1,7 @@
 """Bill the storage of each organization once a day, and act when it stays unpaid.
 
 Members get a mail as soon as storage is unpaid. After `STOP_WRITES_AFTER` nothing more can be written. After
-`DELETE_AFTER` the files of jobs are deleted, those of the oldest ended job first, one job a day, each announced
+`DELETE_AFTER` the files of one job a day are deleted, those of the oldest ended job first. Each deletion is announced
 `expiry.NOTICE` before. A payment ends these measures.
 """
 
@@ -85,5 +85,6 @@ def _expire_oldest(organization: Organization) -> None:
     if oldest is None:
         return
     with transaction.atomic():
+        # Without a `deletion_notice`, the job is announced again, with the new time.
         Job.objects.filter(pk=oldest.pk).update(keep_until=deletion_at, deletion_notice=None)
         runs.filter(key=results.allocation_key(oldest.pk)).update(kept_until=deletion_at)

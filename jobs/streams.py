@@ -109,7 +109,7 @@ class ChangeBroadcaster:
 
 
 def _output_changes(cluster_name: str) -> Changes:
-    """Yield the jobs whose runs have changed. Runs with names of another form are skipped."""
+    """Yield the ids of jobs whose runs have changed. Runs that belong to no job are skipped."""
     for run_names in cluster(cluster_name).changes():
         yield {job_pk for job_pk in map(_job_pk_of, run_names) if job_pk is not None}
 
@@ -121,7 +121,7 @@ def _job_pk_of(run_name: str) -> int | None:
 
 
 def _row_changes(_source: str) -> Changes:
-    """Yield the jobs whose rows have changed, as `pubsub` announces them."""
+    """Yield the ids of jobs whose rows have changed, as `pubsub` announces them."""
     while True:
         try:
             with pubsub.Subscriber() as subscriber:
@@ -210,6 +210,7 @@ async def all_log_events(
                 return
             if not any(chunk.text for chunk in chunks.values()):
                 await _wait(change, POLL_SECONDS)
+                # Read again for `eof`, as in `log_events`.
                 job = await query_in_thread(selectors.job_without_relations, job.organization, job.pk)
 
 
@@ -226,10 +227,10 @@ def log_data(chunk: LogChunk) -> dict[str, Any]:
 
 
 async def _wait(change: asyncio.Event, seconds: float) -> None:
-    """Wait for a change, at most `seconds` give or take a half.
+    """Wait for a change, for at most 0.5 to 1.5 times `seconds`.
 
-    The time is random, because hundreds of streams may have been opened at once, for example after a restart. Without
-    it they would all read at the same moments, and delay the output of runs.
+    The limit is random, because hundreds of streams may have been opened at once, for example after a restart. With the
+    same limit they would all read at the same moments, and delay the output of runs.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds * random.uniform(0.5, 1.5)):  # noqa: S311 - spreads the streams' reads
@@ -238,7 +239,7 @@ async def _wait(change: asyncio.Event, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class _JobView:
-    """The content of a stream about a job: its state as the API shows it, and the points since the last ones sent.
+    """The content of a stream about a job: its state as the API shows it, and the points that were not sent yet.
 
     `curves` has [step, value] by curve name; `last_point` is the id of the last MetricPoint sent.
     """

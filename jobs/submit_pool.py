@@ -38,7 +38,7 @@ class SubmitPool:
         self._submit = submit
         self._max_concurrent = max_concurrent
         self._queue: queue.SimpleQueue[Attempt | None] = queue.SimpleQueue()
-        self._condition = threading.Condition()
+        self._condition = threading.Condition()  # guards the two attributes below
         self._pending = 0
         self._has_failed = False
         self._threads: list[threading.Thread] = []

@@ -51,7 +51,7 @@ in a second file (`runtime.launcher.log_times`). Curves and estimates do not nee
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80
-"""Maximum reads of an ended run's output. 80 reads of 1 MiB cover the largest log, 64 MiB."""
+"""Maximum reads of an ended run's output. 64 reads of 1 MiB cover the largest log; the others are to spare."""
 MAX_FOLDER_NAME_LENGTH = 40
 """Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
 CURVE_NAME = re.compile(r"\w[\w ./:-]{0,99}")
@@ -116,7 +116,7 @@ class PointCollector:
         return len(self.points) >= MAX_POINTS
 
     def add(self, name: str, step: int, value: float, epoch: float | None, at: datetime) -> None:
-        """Add a point at its position. Ignore one with an invalid name, step or position, or of too many curves."""
+        """Add a point at its position. Ignore invalid names, steps and positions, and new curves beyond MAX_CURVES."""
         if not CURVE_NAME.fullmatch(name) or abs(step) >= MAX_STEP or self.is_full:
             return
         curves = self._cursor.setdefault("curves", {})
@@ -138,7 +138,7 @@ class PointCollector:
         return int(self._cursor.get("kept_every", 1))
 
     def keep_fewer(self) -> None:
-        """Drop every second point of this read, and from now on of each curve."""
+        """Drop every second point of this read. `add` then also stores only half as many points of each curve."""
         self._cursor["kept_every"] = 2 * self.kept_every
         self.points = [point for point in self.points if point.number % self.kept_every == 0]
 
@@ -208,7 +208,7 @@ def ingest(*, attempt: Attempt) -> bool:
 
 
 def _add_names(cursor: dict[str, Any], key: str, collector: PointCollector) -> frozenset[str]:
-    """Add the names of the collected curves to `cursor[key]`. Return the names there, including earlier reads."""
+    """Add the names of the collected curves to `cursor[key]`. Return all names there, those of earlier reads too."""
     earlier_names = cursor.get(key, [])
     names = sorted({point.name for point in collector.points}.union(earlier_names))[:MAX_CURVES]
     if names != earlier_names:
@@ -241,7 +241,8 @@ def parse_line(line: str) -> LineReport:
     for match in VALUE_LINE.finditer(line):
         value = float(match[2]) / (100 if match[3] else 1)
         if math.isfinite(value):
-            values.setdefault(_canonical_name(match[1]), value)  # if the line has two spellings of a name, the first
+            # If a line spells a name in two ways, the first value counts.
+            values.setdefault(_canonical_name(match[1]), value)
     return LineReport(None if epoch is None else float(epoch), step, values)
 
 
@@ -296,7 +297,7 @@ def _read_metrics_file(path: Path, cursor: dict[str, Any], collector: PointColle
     cursor["metrics"] = offset + (complete_bytes or len(data))
     for line in data[:complete_bytes].splitlines():
         if collector.is_full:
-            return
+            return  # as in `_read_log`, the remaining lines are dropped
         _read_record(line, cursor, collector)
 
 

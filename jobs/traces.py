@@ -1,7 +1,8 @@
 """Export an ended attempt as OpenTelemetry spans: its wait, its start, its run and each rank.
 
-The times are those of the rows, which come from the backend's clock. The run's span has the id that the ranks find in
-TRACEPARENT, so that spans of the customer's code become its children.
+A run's and a rank's start and end are by the backend's clock; the console's clock says when the job was queued and
+claimed. The run's span has the id that the ranks find in TRACEPARENT, so that spans of the customer's code become its
+children.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class _RankSpan(NamedTuple):
 
 
 def _rank_spans(attempt: Attempt, finished: float) -> list[_RankSpan]:
-    """Return the spans of the first MAX_RANKS ranks. `finished` is the end of nodes that reported none."""
+    """Return the spans of the first MAX_RANKS ranks. They end at `finished` on nodes that reported no end."""
     workers, failure = attempt.job.workers_per_node, attempt.failure or {}
     ranks = []
     for node in attempt.nodes:

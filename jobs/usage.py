@@ -94,19 +94,19 @@ def free_lines(job: Job, attempts: Iterable[Attempt], finished_at: datetime) -> 
     """
     queued = starting = 0.0
     waiting_since = job.queued_at
-    fault_lines: list[Line] = []
+    run_lines: list[Line] = []
     for attempt in attempts:
         ended_at = attempt.finished_at or finished_at
         queued += (attempt.claimed_at - waiting_since).total_seconds()
         waiting_since = ended_at
         started_at = attempt.started_at or ended_at
         starting += (started_at - attempt.claimed_at).total_seconds()
-        fault_lines += _free_part(attempt, started_at, ended_at)
+        run_lines += _free_part(attempt, started_at, ended_at)
     queued += (finished_at - waiting_since).total_seconds()  # not 0 if the job ended in the queue
     return [
         charges.free_line(rule="queue", seconds=queued),
         charges.free_line(rule="start", seconds=starting),
-        *fault_lines,
+        *run_lines,
     ]
 
 
@@ -121,7 +121,7 @@ def lost_seconds(attempt: Attempt) -> float | None:
 
 
 def _billed_until(attempt: Attempt, now: datetime) -> datetime:
-    """Return the end of an attempt's billable time. The caller checks that its reason is one that is billed."""
+    """Return the end of an attempt's billable time. The caller checks that the reason is in BILLED."""
     ended_at = _end_after_cancel(attempt, attempt.finished_at or now)
     if attempt.reason == EndReason.HUNG and attempt.started_at:
         # Without any sign of progress since the start, nothing is billed.
@@ -132,8 +132,8 @@ def _billed_until(attempt: Attempt, now: datetime) -> datetime:
 def _end_after_cancel(attempt: Attempt, ended_at: datetime) -> datetime:
     """Return the end of the time that a cancelled run is billed for; `ended_at` if the job was not cancelled.
 
-    That is `ended_at`, but at most the end of the grace period. If the run ended more than STOP_SECONDS after that, it
-    is the time of the cancel request.
+    That is `ended_at`, but at most the end of the grace period. If the run ended more than STOP_SECONDS after the grace
+    period, it is billed only up to the cancel request.
     """
     requested_at = attempt.job.cancel_requested_at
     if requested_at is None:
@@ -161,8 +161,8 @@ def _free_part(attempt: Attempt, started_at: datetime, ended_at: datetime) -> li
     elif attempt.reason and EndReason(attempt.reason) not in BILLED:
         rule, began_at = "platform_fault", started_at
     else:
-        # The attempt is billed, so only the time after a cancel can be free. The later of the two, because a cancel may
-        # precede the start.
+        # The attempt is billed, so only the time after a cancel can be free. `max`, because a cancel may end the billed
+        # time before the run has started.
         rule, began_at = "after_cancel", max(_billed_until(attempt, ended_at), started_at)
     line = charges.free_line(
         rule=rule,

@@ -44,7 +44,7 @@ def waiting_reason(job: Job) -> WaitingReason:
     elif snapshot.held_from and (snapshot.held_from, snapshot.held_from_job) < (job.queued_at, job.pk):
         reason = WaitingReason("reserved")
     else:
-        reason = own_reason  # only its row may tell: a retry, or a cluster that refused the run for want of capacity
+        reason = own_reason  # the job's own: a retry, or a cluster that refused its run for lack of capacity
     return reason
 
 

@@ -158,6 +158,7 @@ class SpaceField(serializers.JSONField):
             if not is_text(name) or len(name) > MAX_METRIC_LENGTH:
                 raise ValidationError(_("The name of a parameter contains invalid characters or is too long."))
             texts = [value for value in data[name].get("choices", ()) if isinstance(value, str)]
+            # Control characters sort before the space.
             if any(not is_text(text) or any(character < " " for character in text) for text in texts):
                 raise ValidationError(_("A choice of %(name)s contains invalid characters.") % {"name": name})
             if name in PURCHASE_FIELDS and name != "LR" and data[name]["type"] == "float":
@@ -223,7 +224,7 @@ class PlanSerializer(_TrialsSerializer):
         return method
 
     def validate_pruner(self, pruner: Pruner) -> Pruner:
-        """Refuse a pruner in a search against cost, because it compares only one value."""
+        """Refuse a pruner in a search against cost, because pruners compare only the metric."""
         if pruner is not Pruner.NONE and self._minimizes_cost():
             raise ValidationError(_("A search against cost stops no trial early. Choose none."))
         return pruner

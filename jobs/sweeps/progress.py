@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 FAILING_TRIALS = 3
 """A sweep ends if at least this many trials have ended and all of them failed: then probably the script is at fault."""
 MAX_VALUES_JUDGED = 200
-"""Values of each trial's metric that a pruner compares, the first ones. Scripts usually report one per epoch."""
+"""How many values of a trial's metric, from its first, a pruner compares. Scripts usually report one per epoch."""
 
 
 @shared_task
@@ -146,8 +146,8 @@ def _cancel_open(sweep: Sweep) -> None:
 def _order_next(sweep: Sweep, plan: Plan) -> bool:
     """Order the next trial if the plan's number of trials and concurrency allow it. Return whether one was ordered.
 
-    If the order is refused, store the reason for the customer. Order no more trials if all have failed, if the ceiling
-    is reached, or if the purchase is no longer possible.
+    If the order is refused, store the reason for the customer. Order no more trials if all ended ones have failed, if
+    the ceiling is reached, or if the purchase is no longer possible.
     """
     trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))
     if len(trials) >= plan.trials or sum(not trial.outcome for trial in trials) >= plan.concurrency:
@@ -202,8 +202,8 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     data["name"] = f"{sweep.name[:80]} #{number + 1}"  # cut, because a job's name has at most 100 characters
     # All trials read the versions of datasets and models that the sweep's quote names.
     purchase = parse(organization=organization, data=apply_parameters(data, suggestion.parameters), keeps_versions=True)
-    first = sweep.trials.filter(number=0).select_related("job__script").first()
-    script = None if first else orders.read_script(purchase)
+    first_trial = sweep.trials.filter(number=0).select_related("job__script").first()
+    script = None if first_trial else orders.read_script(purchase)
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
     with transaction.atomic():
         locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold").get(pk=sweep.pk)
@@ -214,7 +214,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             organization=organization,
             user=sweep.placed_by,
             payload=purchase.to_json() | {"pinned_image": sweep.quote.purchase["pinned_image"]},
-            book=sweep.quote.book,
+            book=sweep.quote.book,  # at the prices at which the sweep was quoted
             **pricing,
         )
         order = orders.write_order(
@@ -229,7 +229,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             models=purchase.model_versions,
             columns=orders.job_columns(purchase, script)
             | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)}
-            | ({"script": first.job.script} if first else {}),  # all trials run the same script
+            | ({"script": first_trial.job.script} if first_trial else {}),  # all trials run the same script
             parent=locked.hold,
         )
         Trial.objects.create(

@@ -69,14 +69,14 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     organization = membership.organization
     require_active(organization=organization)
     limits = ExtensionSerializer(data=data).values()
-    first = sweep.extends or sweep
-    search = selectors.sweeps_of_search(first.pk)
+    first_sweep = sweep.extends or sweep
+    search = selectors.sweeps_of_search(first_sweep.pk)
     if search.filter(ended_at=None).exists():
         raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
     tried = Trial.objects.filter(sweep__in=search).count()
-    first_purchase = first.quote.purchase
+    first_purchase = first_sweep.quote.purchase
     extension = first_purchase["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
-    extension |= {"tried": tried, "extends": first.pk}
+    extension |= {"tried": tried, "extends": first_sweep.pk}
     if extension["method"] == Method.GRID:
         extension["trials"] = len(Plan.from_json(extension).grid())
     if extension["trials"] < 1:

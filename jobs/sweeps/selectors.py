@@ -196,10 +196,11 @@ def _efficient_pks(plan: Plan, trials: Sequence[Trial]) -> set[int]:
     """
     completed = [trial for trial in trials if trial.outcome == Trial.Outcomes.COMPLETED and trial.value is not None]
     sign = -1 if plan.goal == "maximize" else 1
+    # From the cheapest to the most expensive; of the same cost, the best value first, then the oldest trial.
     completed.sort(key=lambda trial: (trial.job.order.hold.metered_minor, sign * (trial.value or 0), trial.number))
     efficient: set[int] = set()
     best: float | None = None
-    for trial in completed:  # from the cheapest to the most expensive
+    for trial in completed:
         if trial.value is not None and (best is None or plan.is_better(trial.value, best)):
             best = trial.value
             efficient.add(trial.pk)

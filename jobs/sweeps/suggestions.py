@@ -50,17 +50,17 @@ class Pruner(StrEnum):
 MEDIAN_TRIALS = 4
 """Trials that must have ended before the median pruner stops others: the median of fewer says little."""
 MIN_RANKED_TRIALS = 5
-"""Completed trials that the importance of parameters needs. With fewer, it would be chance."""
+"""Completed trials that the importance of parameters needs. With fewer, the ranking would be chance."""
 REDUCTION_FACTOR = 3
 """At each step, successive halving lets one of this many trials continue. Its authors recommend 3 or 4."""
 
 
 @dataclass(frozen=True)
 class PastTrial:
-    """An earlier trial. `value` is its result if it `is_ended`; None if it ended without one.
+    """An earlier trial. `value` is the trial's result; None while it is open, or if it ended without a result.
 
     `cost` may be in any unit. Only a search that minimizes the cost needs it. `state` is what sampler and pruner
-    stored.
+    stored with the trial.
     """
 
     parameters: Mapping[str, Value]
@@ -182,6 +182,7 @@ def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
 
     Each trial has its own seed, because the sampler of a rebuilt study draws the same first numbers every time.
     """
+    # Four bytes, because NumPy's seeds have 32 bits.
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=4).digest()
     trial_seed = int.from_bytes(digest, "big")
     if method is Method.TPE:
