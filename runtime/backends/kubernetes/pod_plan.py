@@ -36,7 +36,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
     }
     del topology["addresses"]  # Pods learn each other's addresses when they start
     if spec.builtin_script == "notebook":
-        topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]
+        topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]  # see `main` of `runtime.launcher.notebook`
     writable_folders = {
         "run": sandbox.RUN_TARGET,
         "checkpoints": sandbox.CHECKPOINT_TARGET,
@@ -62,12 +62,12 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "builtin_script": spec.builtin_script,
         "environment": {},  # none in addition to the image's
         **({"packages": PACKAGES_TARGET} if spec.packages else {}),
-        **({"variables": spec.environment} if spec.environment else {}),
+        **({"variables": spec.environment} if spec.environment else {}),  # those that the customer has set
         "plan": topology,
     }
     runs_path = root.relative_to(config.volume.root) if config.volume.shared else Path()
     run_root = runs_path / spec.name
-    key = spec.checkpoint_key
+    key = spec.checkpoint_key  # a job's attempts share the checkpoints and outputs under this key
     return PodInputs(
         pod_plan=pod_plan,
         run_root=str(run_root),
