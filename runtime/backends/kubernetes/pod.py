@@ -20,7 +20,7 @@ from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 EVICTION_SECONDS = 30
 """How long a Pod stays on a machine that is NotReady or unreachable. Kubernetes' default is 300 s, and the other nodes
-of the run would wait for so long. 30 s are enough for a kubelet to restart."""
+of the run would wait that long. 30 s are enough for a kubelet to restart."""
 _REQUESTED_DISK_MIB = 256
 """Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit: few runs come near the
 limit, and reserving that much would leave machines empty."""

@@ -119,7 +119,7 @@ class Watcher:
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
-        """Report one change to `wait_for_changes`, and that of a Job or Pod also to the listener.
+        """Report one change to `wait_for_changes`, and a change of a Job or Pod also to the listener.
 
         Updates `versions` (see `_follow`).
         """
