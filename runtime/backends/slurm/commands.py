@@ -129,8 +129,8 @@ class Slurm:
     def finished_job(self, job_id: str) -> SlurmJob | None:
         """Return an ended job that the controller has forgotten, from Slurm's accounting. Raises BackendUnavailable.
 
-        None if the cluster has no accounting, or it does not know how the job ended: the controller may have lost the
-        job, for example with its disk.
+        None if the cluster has no accounting, or if accounting does not know how the job ended: the controller may have
+        lost the job, for example with its disk, before it reported the end.
         """
         if not self._config.accounting:
             return None
