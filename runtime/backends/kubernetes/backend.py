@@ -136,7 +136,7 @@ class KubernetesBackend:
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""
         with self._translate_refusals():
-            self._runs.get_job(name)
+            self._runs.get_job(name)  # raises RunNotFound
         if self._folders is None:
             return {}
         stacks = {}

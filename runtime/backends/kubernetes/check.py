@@ -76,7 +76,7 @@ def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult
 
 def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
     version = api.get("/version")
-    match = re.match(r"\d+", str(version.get("minor", "")))
+    match = re.match(r"\d+", str(version.get("minor", "")))  # some clouds append a "+"
     minor = int(match.group()) if match else 0
     ok = version.get("major") == "1" and OLDEST_MINOR <= minor <= NEWEST_MINOR
     remedy = f"Use Kubernetes 1.{OLDEST_MINOR} to 1.{NEWEST_MINOR}."

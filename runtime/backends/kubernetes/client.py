@@ -170,7 +170,7 @@ class ApiClient:
     def apply(self, manifest: Mapping[str, Any]) -> Object:
         """Create or update an object by server-side apply. Raises ApiError, BackendUnavailable."""
         path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}  # force: take over fields that another manager has set
         return self._request_json(_Request("PATCH", path, query, manifest, APPLY_PATCH))
 
     def patch(self, path: str, change: Object) -> Object:
@@ -357,7 +357,7 @@ class ApiClient:
             preload_content=not request.stream,
             timeout=urllib3.Timeout(connect=min(_CONNECT_SECONDS, read_seconds), read=read_seconds),
             retries=retries,
-            redirect=False,
+            redirect=False,  # the credentials are for the API server only
         )
         return response
 

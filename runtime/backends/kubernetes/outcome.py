@@ -136,13 +136,13 @@ def _with_recorded_successes(
         # A working kubelet gets time to report the exit itself.
         if pod.ended or node in unresponsive_nodes or now > finished_at + _KUBELET_REPORT_SECONDS:
             merged[node] = _as_succeeded(pod, finished_at)
-    # Node 0 exits with 0 only after every other node has reported success to it. So its success covers nodes without a
-    # record, unless the run is elastic and continued without them.
-    first = merged.get(0)
-    if first is not None and first.succeeded and first.finished_at is not None and not job.is_elastic:
+    # Node 0 (the hub) exits with 0 only after every other node has reported success to it. So its success covers nodes
+    # without a record, unless the run is elastic and continued without them.
+    hub = merged.get(0)
+    if hub is not None and hub.succeeded and hub.finished_at is not None and not job.is_elastic:
         for node in unresponsive_nodes - records.keys():
             if node in merged and not merged[node].ended:
-                merged[node] = _as_succeeded(merged[node], first.finished_at)
+                merged[node] = _as_succeeded(merged[node], hub.finished_at)
     return merged
 
 

@@ -257,5 +257,6 @@ def _placement(spec: RunSpec, config: ClusterConfig) -> Manifest:
     if config.spread == "spread":
         constraint = {"maxSkew": 1, "topologyKey": config.topology_key, "whenUnsatisfiable": "ScheduleAnyway"}
         return {**placement, "topologySpreadConstraints": [{**constraint, "labelSelector": own_pods}]}
+    # 100 is the greatest weight.
     preference = {"weight": 100, "podAffinityTerm": {"labelSelector": own_pods, "topologyKey": config.topology_key}}
     return {**placement, "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}}

@@ -221,6 +221,7 @@ class Runs:
         if current_state.is_failing or not _should_keep_pods(current, current_state):
             return []
         deleted_pods = [as_externally_deleted(pod, now=now) for pod in deleting]
+        # A Pod that has ended has succeeded, so its deletion ends nothing: `_has_failed` was false for all.
         return [pod for pod in deleted_pods if pod is not None and not pod.ended]
 
     def _deletion_events(self, job: JobState, now: float) -> DeletionEvents | None:
@@ -255,6 +256,7 @@ class Runs:
                 node = self._api.find(resource_path("v1", "nodes", name=machine))
             except ApiError:
                 return {}
+            # When a Node was deleted is not known, so this first look at it counts.
             since = not_ready_since(node) if node is not None else time.time()
             if since is not None:
                 unreachable_since.update({pod.node: since for pod in active if pod.machine == machine})

@@ -183,6 +183,7 @@ class SlurmBackend(FolderBackend):
         elif not _IMAGE_REFERENCE.match(image.reference):
             raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
         elif controller is Controller.MPI:
+            # The launcher would run the image's mpirun, but only ranks may run programs of an own image (`container`).
             raise InvalidSpec("Own images cannot use MPI on this cluster. Choose gloo.", field="controller")
         elif gpus:
             # An image has no GPU driver, and the sandbox does not mount the machine's driver into it.

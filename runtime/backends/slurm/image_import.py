@@ -456,6 +456,6 @@ def _load_json(path: Path) -> Any:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line of a program's output, which names the error."""
+    """Return the last line of a program's output, which names the error. 300 characters of it are enough for people."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][-300:] if lines else "no output"
