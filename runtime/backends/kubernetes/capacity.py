@@ -71,7 +71,7 @@ def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: Cluste
 
 
 def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[NodeRequest]:
-    """Return one request for each Pod of the Jobs that is not among the scheduled ones in `pods`.
+    """Return one request for each Pod of the Jobs that has not ended and that `pods` does not show as scheduled.
 
     `jobs` are neither suspended nor ended. `pods` are all Pods that have not ended.
     """

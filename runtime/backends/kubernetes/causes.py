@@ -151,7 +151,7 @@ def find_cause(
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
     trusted_claim = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
-    # If the API server's cause may have happened before the claimed one, it counts as the first cause.
+    # The API server's cause counts as the first if it may have happened before the claimed one.
     if reported_cause is not None and (
         trusted_claim is None or _earliest_time(reported_cause) <= float(trusted_claim["at"])
     ):
@@ -204,7 +204,7 @@ def _reported_causes(
 
 
 def _termination_cause(termination: Termination) -> Cause:
-    """Return the console's decision to end the run as a cause. It has no lag: its time is that of the decision."""
+    """Return the console's decision to end the run as a cause, without a lag: `at` is when the console decided."""
     failure = Failure(termination.message, termination.code, dict(termination.data))
     return Cause(termination.outcome, failure, termination.at, lag_seconds=0.0)
 
@@ -235,7 +235,7 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
 def _job_disruption(job: JobState, nodes_with_cause: Set[int | None]) -> list[Cause]:
     """Return the disruption that the Job's Failed condition reports, unless its node is in `nodes_with_cause`.
 
-    It is at most one, and its Pod may be deleted already. The Job's podFailurePolicy has one rule, for the condition
+    There is at most one, and its Pod may be deleted already. The Job's podFailurePolicy has one rule, for the condition
     DisruptionTarget, and the condition's message names the Pod.
     """
     if job.failure_reason != "PodFailurePolicy" or job.failed_at is None:

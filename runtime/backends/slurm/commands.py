@@ -192,7 +192,7 @@ class Slurm:
         self._cancel(job_id)
 
     def kill(self, selection: Sequence[str]) -> None:
-        """Kill those of this user's jobs that these arguments of scancel select; there may be none."""
+        """Kill this user's jobs that `selection` (arguments of scancel) selects. There may be none."""
         self._cancel("--signal=KILL", "--me", *selection)
 
     def _cancel(self, *arguments: str) -> None:

@@ -81,8 +81,8 @@ _CREDENTIALS_ERROR = re.compile(
     r"unauthorized|authentication required|access .*denied|denied:|invalid username/password|\b40[13]\b", re.IGNORECASE
 )
 _SYSTEM_FILES = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/containers")
-"""Files of this machine that the programs may read besides those of every sandbox: for names of hosts, and the
-administrator's own rules for registries, such as mirrors."""
+"""Files of this machine that this sandbox shows in addition to every other sandbox's: to resolve host names, and with
+the administrator's own rules for registries, such as mirrors."""
 
 
 class ImagePlan(TypedDict):
@@ -122,7 +122,7 @@ class ImportStopped(Exception):
 
 
 class ImportFailed(Exception):
-    """The image could not be imported. The other fields are those of a cause in a node's record."""
+    """The image could not be imported. `outcome`, `code` and `data` become a cause of the run's end."""
 
     def __init__(self, outcome: Outcome, code: FailureCode, message: str, **data: Any) -> None:
         super().__init__(message)

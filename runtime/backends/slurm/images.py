@@ -35,7 +35,7 @@ its machine failed."""
 def image_folder(root: Path, spec: RunSpec) -> Path:
     """Return the folder of a run's own image. `root` holds the runs.
 
-    Without a digest the folder is that of the run alone, since the tag may name another image at the next run.
+    Without a digest the folder belongs to this run alone, since the tag may name another image at the next run.
     """
     repository = spec.image.reference.partition("@")[0]
     version = spec.image.digest or f"run {spec.name}"
