@@ -38,7 +38,7 @@ from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
 
-# A registry's host and the image's path, then a tag, a digest, or both.
+# A registry's host and the image's path, then an optional tag and an optional digest.
 _IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
 _ABANDONED_SECONDS = 900.0
 """Age at which a Job whose submission is incomplete is deleted. A submission takes seconds, and the console repeats a
@@ -56,7 +56,8 @@ _CAPACITY_CACHE_SECONDS = 1.0
 class KubernetesBackend:
     """Runs on one cluster."""
 
-    extends_runs = False  # the first process and `activeDeadlineSeconds` keep the deadline of the Pod's creation
+    # The first process and `activeDeadlineSeconds` enforce the deadline that was set when the Pod was created.
+    extends_runs = False
     has_notebooks = True
     parallel_submissions = 8  # a submission mostly waits for the API server
 
@@ -111,7 +112,8 @@ class KubernetesBackend:
                 # The times are read after the log, because they are written before it: then no line lacks its time.
                 times = self._folders.log_times(name, rank, raw_chunk) if with_times else None
             else:
-                offset = max(0, offset)  # the size is not known without reading all of it
+                # A negative offset would count from the end, which is not known without reading all of the output.
+                offset = max(0, offset)
                 output = self._read_pod_log(job, rank // workers, rank, offset, limit, with_times=with_times)
                 raw_chunk = log_chunks.RawChunk(output.data, output.at_end, offset)
                 times = output.times if with_times else None
@@ -134,7 +136,7 @@ class KubernetesBackend:
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""
         with self._translate_refusals():
-            self._runs.get_job(name)
+            self._runs.get_job(name)  # raises RunNotFound
         if self._folders is None:
             return {}
         stacks = {}
@@ -303,11 +305,11 @@ class KubernetesBackend:
         return self._root / name
 
     def shell_socket(self, name: str, node: int) -> ShellTunnel:
-        """See `Backend.shell_socket`. A tunnel even if the node does not run: opening it raises RunNotFound."""
+        """See `Backend.shell_socket`. Returned even if the node does not run: opening it then raises RunNotFound."""
         return functools.partial(self._shells.open, name, node)
 
     def notebook_socket(self, name: str) -> Tunnel:
-        """See `Backend.notebook_socket`. A tunnel even if the run does not exist: opening it raises RunNotFound."""
+        """See `Backend.notebook_socket`. Returned even if there is no such run: opening it then raises RunNotFound."""
         return functools.partial(self._notebooks.open, name)
 
     def checkpoint_folder(self, key: str) -> Path:
@@ -408,7 +410,7 @@ class KubernetesBackend:
                 not_ended = "status.phase!=Succeeded,status.phase!=Failed"
                 pods = self._api.list(resource_path("v1", "pods"), fieldSelector=not_ended)["items"]
             except ApiError:
-                # The console may not list Nodes or the Pods of all namespaces.
+                # The console lacks the permission to list Nodes, or the Pods of all namespaces.
                 if self._config.elastic:
                     return Capacity((), elastic=True)
                 if self._config.capacity is None:

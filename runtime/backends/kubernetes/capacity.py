@@ -41,8 +41,9 @@ def compute_capacity(
         if machine_name and pod_phase(pod) not in TERMINAL_PHASES:
             requests = system_requests if _is_system_pod(pod) else user_requests
             requests.setdefault(machine_name, []).append(_pod_request(pod, config))
+    # Node kinds with a selector or toleration of their own; "" stands for all others.
     placed_kinds = frozenset({*config.tolerations, *config.node_selectors}) - {""}
-    all_kinds = placed_kinds | {""}  # "" stands for all kinds without a selector or toleration of their own
+    all_kinds = placed_kinds | {""}
     machines = []
     for node in nodes:
         closed_to = frozenset(kind for kind in all_kinds if not _accepts(node, kind, config))
@@ -62,15 +63,15 @@ def compute_capacity(
 def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: ClusterConfig) -> Capacity:
     """Return the capacity that the settings declare, less the requests of the runs' live Jobs.
 
-    This is for a console that may not list Nodes, and for a cluster that adds machines on demand. The caller leaves out
-    Jobs that are suspended or have ended.
+    This is for a console without the permission to list Nodes, and for a cluster that adds machines on demand. The
+    caller leaves out Jobs that are suspended or have ended.
     """
     # Without Pods, the requests of all nodes of the Jobs count as pending, and the declared machines as empty.
     return reserve(declared, pending_requests(jobs, (), config))
 
 
 def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[NodeRequest]:
-    """Return one request for each Pod of the Jobs that is not among the scheduled ones in `pods`.
+    """Return one request for each Pod of the Jobs that has not ended and that `pods` does not show as scheduled.
 
     `jobs` are neither suspended nor ended. `pods` are all Pods that have not ended.
     """

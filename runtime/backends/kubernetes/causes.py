@@ -66,9 +66,9 @@ def _machine_loss(message: str) -> _Diagnosis:
 # The diagnoses, which the tables below assign to the reasons.
 _EVICTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.EVICTED, "was evicted by its machine")
 _PREEMPTED = _Diagnosis(Outcome.NODE_LOST, FailureCode.PREEMPTED, "was preempted by a Pod of higher priority")
-_UNREACHABLE = _machine_loss("was lost: its machine is unreachable")  # as Kubernetes reports
+_UNREACHABLE = _machine_loss("was lost: its machine is unreachable")  # Kubernetes reports it
 _SHUT_DOWN = _machine_loss("was lost: its machine was shut down")
-_UNRESPONSIVE = _machine_loss("was lost: its machine does not respond")  # as the backend finds out
+_UNRESPONSIVE = _machine_loss("was lost: its machine does not respond")  # only the backend noticed
 _POD_DELETED = _machine_loss("was lost: its Pod was deleted from the cluster")
 _REBOOTED = _machine_loss("was lost: its machine restarted")
 _NO_CAPACITY = _Diagnosis(
@@ -140,10 +140,10 @@ def find_cause(
     """
     if len(pods) == job.nodes and all(pod.succeeded for pod in pods.values()):
         return None
-    has_enough_nodes = job.is_elastic and _count_succeeded(pods) >= job.spec.min_nodes
+    enough_succeeded = job.is_elastic and _count_succeeded(pods) >= job.spec.min_nodes
     reported_causes = _reported_causes(job, pods, unresponsive_since, events)
     # If enough nodes of an elastic run succeeded, only a cause that concerns no single node can have ended it.
-    if has_enough_nodes:
+    if enough_succeeded:
         reported_causes = [cause for cause in reported_causes if cause.failure.node is None]
     reported_cause = min(reported_causes, key=_earliest_time, default=None)
     # A node that claims STOPPED has obeyed a request to end. The reason for that is in the Job's termination.
@@ -151,7 +151,7 @@ def find_cause(
         claim for record in records.values() for claim in record.get("causes", ()) if claim["kind"] != Outcome.STOPPED
     ]
     trusted_claim = first_cause([claim for claim in claims if claim["kind"] in _TRUSTED_CLAIMS])
-    # If the API server's cause may have happened before the claimed one, it counts as the first cause.
+    # The API server's cause counts as the first if it may have happened before the claimed one.
     if reported_cause is not None and (
         trusted_claim is None or _earliest_time(reported_cause) <= float(trusted_claim["at"])
     ):
@@ -161,7 +161,7 @@ def find_cause(
     first_claim = first_cause(claims)
     if first_claim is not None:
         return _unconfirmed_cause(job, records, first_claim)
-    return None if has_enough_nodes else _cause_by_exit_codes(job, pods)
+    return None if enough_succeeded else _cause_by_exit_codes(job, pods)
 
 
 def _earliest_time(cause: Cause) -> float:
@@ -184,12 +184,14 @@ def _reported_causes(
     causes += [cause for cause in (_pod_cause(job, pod) for pod in pods.values()) if cause is not None]
     # The statuses of Pods come first. Each further source counts only for nodes that no earlier source explains.
     causes += _job_disruption(job, {cause.failure.node for cause in causes})
-    # After any cause so far, the Job controller may have deleted the Pods, so their deletion proves nothing.
+    # If there is a cause so far, the Job controller may have deleted Pods because of it. Their deletion then proves
+    # nothing.
     if not causes:
         causes += _external_deletion(job, pods, events or DeletionEvents())
     nodes_with_cause = {cause.failure.node for cause in causes}
     deleted_nodes = unexplained_deletions(job, pods)
-    # By node: when its machine stopped responding, by a NodeNotReady event or because the end of its Pod is overdue.
+    # By node: when its machine stopped responding. A NodeNotReady event counts only if the Pod was deleted, since
+    # the machine may become Ready again in time. `unresponsive_since` has only Pods whose end is not reported.
     not_ready_at = {} if events is None else events.not_ready_at
     silent_since = {node: at for node, at in not_ready_at.items() if node in deleted_nodes}
     silent_since |= {node: at for node, at in unresponsive_since.items() if node in pods}
@@ -202,7 +204,7 @@ def _reported_causes(
 
 
 def _termination_cause(termination: Termination) -> Cause:
-    """Return the console's decision to end the run as a cause. It has no lag: its time is that of the decision."""
+    """Return the console's decision to end the run as a cause, without a lag: `at` is when the console decided."""
     failure = Failure(termination.message, termination.code, dict(termination.data))
     return Cause(termination.outcome, failure, termination.at, lag_seconds=0.0)
 
@@ -233,7 +235,7 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
 def _job_disruption(job: JobState, nodes_with_cause: Set[int | None]) -> list[Cause]:
     """Return the disruption that the Job's Failed condition reports, unless its node is in `nodes_with_cause`.
 
-    It is at most one, and its Pod may be deleted already. The Job's podFailurePolicy has one rule, for the condition
+    There is at most one, and its Pod may be deleted already. The Job's podFailurePolicy has one rule, for the condition
     DisruptionTarget, and the condition's message names the Pod.
     """
     if job.failure_reason != "PodFailurePolicy" or job.failed_at is None:

@@ -76,7 +76,7 @@ def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult
 
 def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
     version = api.get("/version")
-    match = re.match(r"\d+", str(version.get("minor", "")))
+    match = re.match(r"\d+", str(version.get("minor", "")))  # some clouds append a "+"
     minor = int(match.group()) if match else 0
     ok = version.get("major") == "1" and OLDEST_MINOR <= minor <= NEWEST_MINOR
     remedy = f"Use Kubernetes 1.{OLDEST_MINOR} to 1.{NEWEST_MINOR}."
@@ -84,8 +84,8 @@ def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
 
 
 def _check_namespace(api: ApiClient, config: ClusterConfig) -> CheckResult:
-    # Raises ApiError if the console may not list Jobs there, which runs need. It may lack the permission to read the
-    # Namespace itself.
+    # Raises ApiError if the console lacks the permission to list Jobs there. Runs need it, but not the permission to
+    # read the Namespace itself, which the console may lack.
     api.list(resource_path("batch/v1", "jobs", config.namespace))
     try:
         namespace = api.find(resource_path("v1", "namespaces", name=config.namespace))
@@ -200,7 +200,7 @@ def _check_machines(api: ApiClient, config: ClusterConfig) -> CheckResult:
     # A machine that accepts no Pods counts as full.
     ready = [machine for machine in capacity.machines if machine.free.cpus > 0]
     detail = f"{len(kubernetes_nodes)} nodes, {len(capacity.machines)} for runs, {len(ready)} of them ready."
-    # Node kinds, which the settings call node types, that no machine accepts.
+    # The node kinds that no machine accepts. `detail` calls them node types, the word that administrators know.
     unserved_kinds = sorted(
         kind for kind in capacity.placed_kinds if all(kind in machine.closed_to for machine in capacity.machines)
     )
@@ -273,7 +273,7 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
     name = smoke_run.new_name()
     workspace = root / f".{name}"
     if config.volume.shared:  # otherwise the console cannot create a folder that Pods see
-        # On a fresh installation the folder above it does not exist yet.
+        # The storage check has created `root`, unless it failed before that.
         workspace.mkdir(mode=0o755, parents=True)
     try:
         return smoke_run.check(

@@ -82,13 +82,13 @@ class WebsocketTarget:
     headers: Mapping[str, str]
     ssl: ssl.SSLContext | None
     server_hostname: str | None
-    """The name that the server's certificate must have; None: that of the URL."""
+    """The name that the server's certificate must have; None: the host of `url`."""
     proxy: str | None
 
 
 @dataclass(frozen=True)
 class _Request:
-    """One HTTP request. `read_seconds` limits the wait for the answer; 0: by the cluster's `request_seconds`."""
+    """One HTTP request. `read_seconds` limits the wait for the answer; 0: the cluster's `request_seconds` does."""
 
     method: str
     path: str
@@ -170,7 +170,7 @@ class ApiClient:
     def apply(self, manifest: Mapping[str, Any]) -> Object:
         """Create or update an object by server-side apply. Raises ApiError, BackendUnavailable."""
         path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}  # force: take over fields that another manager has set
         return self._request_json(_Request("PATCH", path, query, manifest, APPLY_PATCH))
 
     def patch(self, path: str, change: Object) -> Object:
@@ -357,7 +357,7 @@ class ApiClient:
             preload_content=not request.stream,
             timeout=urllib3.Timeout(connect=min(_CONNECT_SECONDS, read_seconds), read=read_seconds),
             retries=retries,
-            redirect=False,
+            redirect=False,  # the credentials are for the API server only
         )
         return response
 
@@ -394,7 +394,7 @@ class ApiClient:
 
 
 def _credentials(configuration: Any) -> dict[str, str]:
-    """Return the headers with the credentials of a kubernetes.client.Configuration, which it renews."""
+    """Return the headers with the credentials of a kubernetes.client.Configuration, which renews expired ones."""
     settings = configuration.auth_settings().values()
     return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
 

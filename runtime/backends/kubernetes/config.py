@@ -87,9 +87,9 @@ class ClusterConfig:
     flavours: Mapping[str, Flavour] = field(default_factory=lambda: _EMPTY)
     """Flavour of each built-in image in `images`."""
     pythons: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Path of the Python interpreter, by a built-in image's name or a reference; default: `python3` on its PATH."""
+    """Path of the image's Python, by a built-in image's name or a reference; default: `python3` on the image's PATH."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Secrets in the namespace with which every Pod pulls its image, in addition to the run's own."""
+    """Names of Secrets with which every Pod pulls its image, in addition to the run's own pull Secret."""
     queue: str = ""
     """Kueue LocalQueue that admits runs, all Pods at once; empty: no Kueue."""
     priority_class: str = ""
@@ -117,7 +117,7 @@ class ClusterConfig:
     request_seconds: float = 10.0
     """Timeout of one API request."""
     capacity: Capacity | None = None
-    """Capacity of a cluster whose Nodes the console may not list; for an elastic cluster, its maximum."""
+    """Capacity of a cluster whose Nodes the console has no permission to list; for an elastic one, its maximum."""
     elastic: bool = False
     """Whether an autoscaler adds machines for pending Pods. Then the present Nodes do not limit the size of runs."""
     package_index: PackageIndex | None = None

@@ -90,7 +90,10 @@ class LauncherConfigMaps:
         """By namespace: when this process last set the last-used annotation (monotonic)."""
 
     def ensure(self, namespace: str) -> str:
-        """Create or refresh our launcher's ConfigMap and return its name. Raises ApiError, BackendUnavailable."""
+        """Create or refresh the ConfigMap of this version's launcher and return its name.
+
+        Raises ApiError, BackendUnavailable.
+        """
         manifest = manifests.launcher(namespace, build())
         meta = manifest["metadata"]
         now, refreshed_at = time.monotonic(), self._refreshed_at.get(namespace)
@@ -108,7 +111,7 @@ class LauncherConfigMaps:
         selector = f"{names.MANAGED_BY_LABEL}={names.MANAGER},{names.COMPONENT_LABEL}={names.LAUNCHER_COMPONENT}"
         try:
             config_maps = self._api.list(resource_path("v1", "configmaps", namespace), labelSelector=selector)["items"]
-            # Namespaces in which our own launcher is so old that no console of an older version runs any more.
+            # Namespaces in which this version's launcher is so old that no console of an older version runs any more.
             settled_namespaces = {
                 config_map["metadata"]["namespace"]
                 for config_map in config_maps

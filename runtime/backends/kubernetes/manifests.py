@@ -115,7 +115,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
                 "limits": [
                     {
                         "type": "Container",
-                        # For containers that set no limits of their own; those of runs always do.
+                        # For containers that set no limits of their own; the containers of runs always do.
                         "default": {"cpu": "1", "memory": "1Gi"},
                         "defaultRequest": {"cpu": "100m", "memory": "128Mi"},
                     }

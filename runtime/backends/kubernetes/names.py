@@ -45,7 +45,7 @@ TERMINATION_ANNOTATION = "trainyard.dev/taken-down"
 """JSON: why and when the backend ended the run: stopped, preempted by a queue, or waiting too long. Written once. See
 `state.Termination`."""
 GRACE_END_ANNOTATION = "trainyard.dev/hurried-until"
-"""When the Pods must have ended, after a later `stop` shortened the grace period."""
+"""When the Pods must have ended, if a `stop` asked for a shorter grace period than the RunSpec has."""
 POD_ANNOTATION_PREFIX = "trainyard.dev/pod-"
 """Followed by a node's number. JSON: the last known state of a deleted Pod (`state.PodState`)."""
 FINAL_STATUS_ANNOTATION = "trainyard.dev/final"

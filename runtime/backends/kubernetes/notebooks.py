@@ -52,7 +52,7 @@ class NotebookTunnels:
     async def open(self, name: str) -> AsyncIterator[str]:
         """Connect to the notebook of a run. See `runtime.backends.base.Tunnel`."""
         async with await self._connect(name) as connection:
-            # Only this user can enter the folder, and so connect.
+            # Only the console's user can enter the folder, so no other can connect.
             with tempfile.TemporaryDirectory(prefix="trainyard-") as folder, socket.socket(socket.AF_UNIX) as listener:
                 path = f"{folder}/s"
                 listener.setblocking(False)
@@ -75,7 +75,7 @@ class NotebookTunnels:
                     if name in self._paths:  # JupyterLab has answered before
                         return await portforward.connect_to(target)
                     if await _is_listening(target):
-                        self._remember(name, path)
+                        self._remember(name, path)  # so the next turn of the loop connects
                     else:
                         await asyncio.sleep(_RETRY_SECONDS)
         except (OSError, WebSocketException, BackendUnavailable) as error:

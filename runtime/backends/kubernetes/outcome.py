@@ -25,8 +25,8 @@ _JOB_VERDICT_SECONDS = 30.0
 """How long to wait for the Job controller's verdict, the Job's condition Failed, after Pods were deleted. It is written
 within 5 s; 30 s leave room for a busy API server."""
 _KUBELET_REPORT_SECONDS = 15.0
-"""How long a kubelet may take to report a Pod's end after the time when it should have ended. Later, the machine counts
-as unresponsive. A working kubelet reports within 2 s; 15 s leave room for a busy API server."""
+"""How long a kubelet may take to report a Pod's end after the time when the Pod should have ended. After that, the
+machine counts as unresponsive. A working kubelet reports within 2 s; 15 s leave room for a busy API server."""
 
 
 def derive_status(
@@ -46,7 +46,7 @@ def derive_status(
     unreachable_since = unreachable_since or {}
     overdue_since = _overdue_nodes(job, pods, now)
     pods = _with_recorded_successes(job, pods, records, overdue_since.keys() | unreachable_since.keys(), now)
-    # By node, without those whose end is reported: when its kubelet stopped responding.
+    # By node: when its kubelet stopped responding. Nodes whose end is reported are left out.
     unresponsive_since = {
         node: since
         for node, since in {**overdue_since, **unreachable_since}.items()
@@ -94,7 +94,7 @@ def derive_status(
 
 
 def _overdue_nodes(job: JobState, pods: Mapping[int, PodState], now: float) -> dict[int, float]:
-    """Return, by node, when its Pod should have ended, for the Pods that were deleted and whose end is overdue."""
+    """Return, by node, when its Pod should have ended. Has only the nodes of deleted Pods whose end is overdue."""
     end_deadlines = {
         node: max(pod.deletion_deadline, _grace_end(job))
         for node, pod in pods.items()
@@ -125,7 +125,7 @@ def _with_recorded_successes(
     unresponsive_nodes: Set[int],
     now: float,
 ) -> dict[int, PodState]:
-    """Return the Pods. One whose kubelet reports no exit is marked as succeeded if its record says so."""
+    """Return the Pods. A Pod without a reported exit is marked as succeeded if its node's record says so."""
     merged = dict(pods)
     for node, record in records.items():
         pod = pods.get(node, PodState(node))
@@ -136,13 +136,13 @@ def _with_recorded_successes(
         # A working kubelet gets time to report the exit itself.
         if pod.ended or node in unresponsive_nodes or now > finished_at + _KUBELET_REPORT_SECONDS:
             merged[node] = _as_succeeded(pod, finished_at)
-    # Node 0 exits with 0 only after every other node has reported success to it. So its success covers nodes without a
-    # record, unless the run is elastic and continued without them.
-    first = merged.get(0)
-    if first is not None and first.succeeded and first.finished_at is not None and not job.is_elastic:
+    # Node 0 (the hub) exits with 0 only after every other node has reported success to it. So its success covers nodes
+    # without a record, unless the run is elastic and continued without them.
+    hub = merged.get(0)
+    if hub is not None and hub.succeeded and hub.finished_at is not None and not job.is_elastic:
         for node in unresponsive_nodes - records.keys():
             if node in merged and not merged[node].ended:
-                merged[node] = _as_succeeded(merged[node], first.finished_at)
+                merged[node] = _as_succeeded(merged[node], hub.finished_at)
     return merged
 
 
@@ -233,7 +233,7 @@ def _finished_at(
 ) -> float:
     """Return when the last node of an ended run ended.
 
-    If the end of a node is not known, that of the Job counts too. If no end is known, return the time of the Job's
+    If the end of a node is not known, the end of the Job counts too. If no end is known, return the time of the Job's
     termination, or else of its submission.
     """
     end_times = [pod.finished_at for pod in pods.values() if pod.ended and pod.finished_at is not None]

@@ -98,6 +98,7 @@ def explain_waiting(
     if job["spec"].get("suspend"):
         return _explain_admission(config, workload)
     rejection = _explain_rejected_pods(ordered)
+    # Its events stay for a while after all Pods were created, and then explain nothing.
     if rejection is not None and len(pods) < nodes:
         return rejection
     # Images and volumes come first: a person can usually fix them sooner than a lack of machines.
@@ -107,11 +108,11 @@ def explain_waiting(
             if obstacle is not None:
                 return obstacle
     messages = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
-    insufficient = next((message for message in messages if _INSUFFICIENT.search(message)), None)
-    if insufficient and capacity is not None:
+    shortage_message = next((message for message in messages if _INSUFFICIENT.search(message)), None)
+    if shortage_message and capacity is not None:
         request = request_of(job, config)
         if not capacity.nodes_ever(request.resources, request.kind):
-            return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {insufficient}")
+            return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {shortage_message}")
     if messages:
         return _explain_unscheduled(pods[0], messages[0], config=config, capacity=capacity, nodes=len(messages))
     return _explain_starting(nodes, pods)
@@ -202,7 +203,8 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
         if state.get("reason") in _CONTAINER_REASONS:
             message = f"{state['reason']}: {state.get('message', '')}"
             sentence = f"The container cannot be created: {message}"
-            # The customer can do the same about it as about a Pod that fits nowhere, so it has no code of its own.
+            # This obstacle has no code of its own: the customer can do no more about it than about a Pod that fits
+            # nowhere.
             return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message}, sentence)
     return None
 
@@ -232,8 +234,8 @@ def _explain_unscheduled(
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
     missing_resources = set(_INSUFFICIENT.findall(message))
     selector = pod["spec"].get("nodeSelector") or {}
-    # A run with GPUs for which no resource is said to be short probably waits for machines with its type of GPU: its
-    # selector names the type.
+    # If the scheduler names no resource that is short, a run whose selector names a GPU type probably waits for a
+    # machine with that type.
     lacks_gpu_type = config.gpu_resource in requests and not missing_resources and config.gpu_label in selector
     free: float | None
     if config.gpu_resource in missing_resources or lacks_gpu_type:
@@ -250,7 +252,8 @@ def _explain_unscheduled(
         data = {"wanted": mebibytes(requests["memory"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
     taint = _TAINT.search(message)
-    # If the selector is also said to match no machine, the taints are those of machines that the run cannot use anyway.
+    # "didn't match": other machines do not match the selector. Then the tainted machines are usually ones that the run
+    # could not use anyway, such as those of the control plane.
     if taint and "didn't match" not in message:
         data = {"taint": taint.group(1).strip(), "detail": message[:_MAX_DETAIL_LENGTH]}
         return Waiting(WaitingCode.TAINT, data, f"The machines are reserved or not ready: {message}")
@@ -305,7 +308,7 @@ def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
     return sum(
         machine.free.gpus
         for machine in capacity.machines
-        if gpu_type in {"", machine.free.gpu_type or machine.total.gpu_type}  # without free GPUs there is no free type
+        if gpu_type in {"", machine.free.gpu_type or machine.total.gpu_type}  # `free` has no type without free GPUs
     )
 
 

@@ -20,7 +20,7 @@ from runtime.specs import PACKAGES_TARGET, Mount, RunSpec
 
 EVICTION_SECONDS = 30
 """How long a Pod stays on a machine that is NotReady or unreachable. Kubernetes' default is 300 s, and the other nodes
-of the run would wait for so long. 30 s are enough for a kubelet to restart."""
+of the run would wait that long. 30 s are enough for a kubelet to restart."""
 _REQUESTED_DISK_MIB = 256
 """Ephemeral storage that the scheduler reserves for a Pod. It is far below the Pod's limit: few runs come near the
 limit, and reserving that much would leave machines empty."""
@@ -257,5 +257,6 @@ def _placement(spec: RunSpec, config: ClusterConfig) -> Manifest:
     if config.spread == "spread":
         constraint = {"maxSkew": 1, "topologyKey": config.topology_key, "whenUnsatisfiable": "ScheduleAnyway"}
         return {**placement, "topologySpreadConstraints": [{**constraint, "labelSelector": own_pods}]}
+    # 100 is the greatest weight.
     preference = {"weight": 100, "podAffinityTerm": {"labelSelector": own_pods, "topologyKey": config.topology_key}}
     return {**placement, "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}}

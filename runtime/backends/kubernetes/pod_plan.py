@@ -37,7 +37,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
     }
     del topology["addresses"]  # Pods learn each other's addresses when they start
     if spec.builtin_script == "notebook":
-        topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]
+        topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]  # see `main` of `runtime.launcher.notebook`
     writable_folders = {
         "run": sandbox.RUN_TARGET,
         "checkpoints": sandbox.CHECKPOINT_TARGET,

@@ -1,7 +1,7 @@
 """Connect to a port on 127.0.0.1 of a Pod, through the API server (`pods/portforward`).
 
-No other Pod can connect to such a port. The kubelet connects to it from inside the Pod's network, which no
-NetworkPolicy has to allow.
+No other Pod can connect to such a port. The kubelet connects to it from inside the Pod's network, so no
+NetworkPolicy has to allow that.
 
 A websocket with the subprotocol `v4.channel.k8s.io` carries one connection. The first byte of each message is its
 channel: `_DATA` for the connection's bytes, `_ERROR` for an error of the kubelet. On each channel, the server first
@@ -35,8 +35,8 @@ _CHUNK_BYTES = 32 * 1024
 _PING_SECONDS = 20.0
 """The interval of pings, so that no load balancer closes an idle websocket: the shortest limits are about a minute."""
 _STALLED_SECONDS = 90
-"""How long the API server may leave sent bytes unacknowledged. Then the network has failed. It does not limit how long
-the program in the Pod takes to respond."""
+"""How long the API server may leave sent bytes unacknowledged. Then the network has failed. This does not limit how
+long the program in the Pod takes to respond."""
 _CLOSE_SECONDS = 2.0
 """How long to wait for the server to close a websocket: short, since its last messages are not needed."""
 

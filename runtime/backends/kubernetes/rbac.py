@@ -23,7 +23,7 @@ class Rule(NamedTuple):
     resource: str
     verbs: tuple[str, ...]
     is_needed: bool = True
-    """Whether runs need the permission. Without one that they do not need, the console only shows less."""
+    """Whether runs need the permission. If they do not, the console only shows less without it."""
 
 
 _MANAGE = ("create", "delete", "get", "patch")

@@ -99,6 +99,7 @@ class Runs:
         meta = job["metadata"]
         path = resource_path("v1", "pods", meta["namespace"])
         pods: list[Object] = self._api.list(path, labelSelector=f"{names.RUN_LABEL}={meta['name']}")["items"]
+        # "": a Pod that has lost its owner counts by its label.
         return [pod for pod in pods if controller_uid(pod) in {"", meta["uid"]}]
 
     def status(self, name: str) -> RunStatus:
@@ -220,10 +221,11 @@ class Runs:
         if current_state.is_failing or not _should_keep_pods(current, current_state):
             return []
         deleted_pods = [as_externally_deleted(pod, now=now) for pod in deleting]
+        # A Pod that has ended has succeeded, so its deletion ends nothing: `_has_failed` was false for all.
         return [pod for pod in deleted_pods if pod is not None and not pod.ended]
 
     def _deletion_events(self, job: JobState, now: float) -> DeletionEvents | None:
-        """Return what events show about the run's deleted Pods; None if the console may not read events."""
+        """Return what events show about the run's deleted Pods; None without the permission to read events."""
         path = resource_path("v1", "events", job.namespace)
         try:
             job_events, pod_events = (
@@ -236,7 +238,7 @@ class Runs:
     def _unreachable_nodes(self, job: JobState, pods: Mapping[int, PodState]) -> dict[int, float]:
         """Return, by node, when its machine became NotReady or was deleted (Unix seconds).
 
-        Reads Kubernetes Nodes only for a run that shows signs of trouble. The result is empty if the console may not
+        Reads Kubernetes Nodes only for a run that shows signs of trouble. The result is empty without the permission to
         read Nodes; lost Pods are then found when their end is overdue (`outcome`).
         """
         active = [pod for pod in pods.values() if pod.machine and not pod.ended]
@@ -254,6 +256,7 @@ class Runs:
                 node = self._api.find(resource_path("v1", "nodes", name=machine))
             except ApiError:
                 return {}
+            # When a Node was deleted is not known, so this first look at it counts.
             since = not_ready_since(node) if node is not None else time.time()
             if since is not None:
                 unreachable_since.update({pod.node: since for pod in active if pod.machine == machine})
@@ -265,7 +268,7 @@ class Runs:
         The last record of an ended Pod is in its termination message. The current record of a running Pod is in shared
         storage.
         """
-        # The key is not read before a Pod has started, since there is no record before.
+        # Before a Pod has started, there is no record to verify, so the key is not read.
         key = self.record_key(job) if any(pod.started_at for pod in pods.values()) else ""
         records: dict[int, RecordData] = {}
         if not key:
@@ -298,7 +301,7 @@ class Runs:
         return key
 
     def _explain(self, job: Object, state: JobState, pods: Sequence[Object]) -> Waiting:
-        """Return why the run has not started. Works without events and Workloads if the console may not read them."""
+        """Return why the run has not started. Works also without the permission to read events and Workloads."""
         uids = {state.uid, *(pod["metadata"]["uid"] for pod in pods)}
         events: list[Object] = []
         workload = None

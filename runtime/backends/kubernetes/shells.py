@@ -23,7 +23,8 @@ from runtime.launcher import shell_access
 from runtime.launcher.shell import READY
 
 _START_SECONDS = 30.0
-"""How long the API server, the kubelet and the node may take to open a shell. They take less than a second."""
+"""How long the API server, the kubelet and the node may take to open a shell. They usually take less than a second; 30
+s leave room for a busy API server."""
 _LOOKUP_THREADS = 4
 """Threads that wait for the API server when shells are opened. If all of them wait, further shells fail after
 _START_SECONDS, but nothing else in the process becomes slower."""

@@ -29,8 +29,8 @@ from runtime.backends.kubernetes.objects import (
 from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunSpec, RunStatus, Span
 
 EXTERNALLY_DELETED = "Removed"
-"""A disruption reason of our own, beside those of Kubernetes: neither the Job controller nor the console deleted the
-Pod. The value is stored in annotations."""
+"""This backend's own disruption reason, beside those of Kubernetes: neither the Job controller nor the console deleted
+the Pod. The value is stored in annotations."""
 _NEVER_STARTED_REASONS = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container that never started. For them, the kubelet reports 1970-01-01 as the start time."""
 _MAX_POD_MESSAGE = 1000
@@ -199,7 +199,7 @@ class JobState:
     is_ending: bool = False
     """Whether the Job controller was asked to end the Pods (`activeDeadlineSeconds` is set)."""
     grace_end: float = 0.0
-    """When the Pods must have ended, if a later `stop` shortened their grace period; else 0."""
+    """When the Pods must have ended, if a `stop` asked for a shorter grace period than `spec` has; else 0."""
 
     @property
     def is_elastic(self) -> bool:

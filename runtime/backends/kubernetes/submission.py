@@ -110,7 +110,8 @@ class Submission:
     def _create_secret(self, manifest: Manifest) -> None:
         """Create the run's Secret.
 
-        An existing Secret of this Job is kept, since Pods may use its keys already. One of an earlier Job is replaced.
+        An existing Secret of this Job is kept, since Pods may use its keys already. A Secret of an earlier Job is
+        replaced.
         """
         job_uid = manifest["metadata"]["ownerReferences"][0]["uid"]
         path = f"{collection_path(manifest)}/{manifest['metadata']['name']}"

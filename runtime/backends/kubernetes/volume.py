@@ -29,8 +29,8 @@ _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """O_EXCL: creating a file fails if customer code has put a file or a link in its place."""
 _MAX_UNCACHED_FILES = 16
-"""Files per folder for which `fingerprint` asks the storage server each time. Each file of a run then costs one round
-trip per second. 16 are enough for the logs of a usual machine's ranks."""
+"""Files per folder for which `fingerprint` asks the storage server each time. Each such file costs one round trip
+per second. 16 are enough for the logs of a usual machine's ranks."""
 _MAX_FINGERPRINT_FILES = 1000
 """Files per folder that `fingerprint` considers, since customer code could create any number. Runs have far fewer."""
 
@@ -45,7 +45,7 @@ class RunFolders:
     def create(self, name: str, shared_key: str) -> None:
         """Create the folders that a run's Pods mount, unless they exist. Raises BackendUnavailable."""
         try:
-            # 0711: kubelets may pass through these folders to mount others, and other users cannot list them.
+            # 0711: kubelets may pass through these folders to mount those inside, but no other user can list them.
             for folder in (*_SHARED_FOLDERS, ".trash"):
                 (self.root / folder).mkdir(parents=True, exist_ok=True, mode=0o711)
             for subfolder in _SUBFOLDERS:
@@ -80,7 +80,7 @@ class RunFolders:
     def write(self, name: str, folder: str, file: str, data: bytes) -> None:
         """Replace a file that Pods may read, by a rename.
 
-        Does nothing if that fails: customer code can change the folder so that it does.
+        A failure is ignored, since customer code can change the folder so that every write to it fails.
         """
         folder_fd = self._open_folder(name, folder)
         if folder_fd is None:

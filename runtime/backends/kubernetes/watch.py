@@ -32,7 +32,8 @@ ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object. The
 kind `events` comes with LISTED only."""
 LISTED = "LISTED"
-"""A type of change of our own: the object is the result of a whole list. The changes that follow are relative to it."""
+"""A type of change that Kubernetes does not have: the object is the result of a whole list. The changes that follow are
+relative to it."""
 
 # Which objects of each collection are followed. Events of the type Normal are left out, since they report no problem.
 _QUERIES: dict[str, dict[str, str]] = {
@@ -119,7 +120,7 @@ class Watcher:
         return str(listing["metadata"]["resourceVersion"])
 
     def _process(self, kind: str, change: str, item: Object, versions: dict[str, str]) -> None:
-        """Report one change to `wait_for_changes`, and that of a Job or Pod also to the listener.
+        """Report one change to `wait_for_changes`, and a change of a Job or Pod also to the listener.
 
         Updates `versions` (see `_follow`).
         """

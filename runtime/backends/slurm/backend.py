@@ -168,7 +168,7 @@ class SlurmBackend(FolderBackend):
         try:
             while stop_at is None or time.monotonic() < stop_at:
                 current = {name: self._fingerprint(name) for name in self.names(live=True)}
-                # A name in only one of them is that of a new run, or of a run that has ended or was deleted.
+                # A name in only one of the two is that of a new run, or of a run that has ended or was deleted.
                 changed = {name for name in current.keys() | previous.keys() if current.get(name) != previous.get(name)}
                 previous = current
                 yield changed  # often empty, which the protocol defines as a heartbeat
@@ -183,9 +183,10 @@ class SlurmBackend(FolderBackend):
         elif not _IMAGE_REFERENCE.match(image.reference):
             raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
         elif controller is Controller.MPI:
+            # The launcher would run the image's mpirun, but only ranks may run programs of an own image (`container`).
             raise InvalidSpec("Own images cannot use MPI on this cluster. Choose gloo.", field="controller")
         elif gpus:
-            # The image has no driver, and the launcher does not mount this machine's into it.
+            # An image has no GPU driver, and the sandbox does not mount the machine's driver into it.
             raise InvalidSpec("Own images cannot use GPUs on this cluster. Choose a built-in image.", field="gpus")
 
     def image_identity(self, image: Image) -> str:
@@ -229,7 +230,7 @@ class SlurmBackend(FolderBackend):
         return admission.resolve_mounts(spec)
 
     def _move_unused_images(self) -> bool:
-        """Move unused images of customers to the trash; return whether there may be some in it.
+        """Move unused images of customers to the trash; return whether the trash may hold some now.
 
         Logs any error, since it must not fail the submission that calls this.
         """
@@ -300,7 +301,7 @@ class SlurmBackend(FolderBackend):
         }
 
     def _remove_failed_submission(self, run: SlurmRun) -> bool:
-        """Kill the job of a submission that failed and move its folder to the trash; return whether it had one.
+        """Kill the job of a submission that failed and move its folder to the trash; return whether there was a folder.
 
         If Slurm cannot kill the job, its nodes end by themselves, since they find no recorded submission.
         """
@@ -360,7 +361,7 @@ class SlurmBackend(FolderBackend):
 def _translate_sbatch_error(error: CommandFailed, own_account: str) -> Exception:
     """Return the error that `Backend.submit` raises for an error of sbatch.
 
-    `own_account` is the Slurm account of the job's organization; empty: the job uses the one of all organizations.
+    `own_account` is the Slurm account of the job's organization; empty: the organization has none of its own.
     """
     text = str(error)
     if any(part in text for part in _CANNOT_FIT):

@@ -163,7 +163,7 @@ def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckRes
     )
     command = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", code]
     try:
-        # `--time` is in minutes.
+        # `--time` is in minutes: as long as _SMOKE_SECONDS.
         slurm.call(
             *("sbatch", "--wait", "--parsable", "--ntasks=1", "--output=/dev/null", "--chdir=/", "--time=5"),
             *submission.placement_arguments(config.placement(""), config.account),

@@ -129,8 +129,8 @@ class Slurm:
     def finished_job(self, job_id: str) -> SlurmJob | None:
         """Return an ended job that the controller has forgotten, from Slurm's accounting. Raises BackendUnavailable.
 
-        None if the cluster has no accounting, or it does not know how the job ended: the controller may have lost the
-        job, for example with its disk.
+        None if the cluster has no accounting, or if accounting does not know how the job ended: the controller may have
+        lost the job, for example with its disk, before it reported the end.
         """
         if not self._config.accounting:
             return None
@@ -192,7 +192,7 @@ class Slurm:
         self._cancel(job_id)
 
     def kill(self, selection: Sequence[str]) -> None:
-        """Kill those of this user's jobs that these arguments of scancel select; there may be none."""
+        """Kill this user's jobs that `selection` (arguments of scancel) selects. There may be none."""
         self._cancel("--signal=KILL", "--me", *selection)
 
     def _cancel(self, *arguments: str) -> None:

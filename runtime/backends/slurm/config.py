@@ -76,11 +76,11 @@ class SlurmConfig:
     start_seconds: int = 300
     """How long the nodes may take to find each other after Slurm has started the first."""
     containers: str = ""
-    """How the compute nodes run customers' own images: `oci` (skopeo pulls and umoci unpacks them); empty: not."""
+    """How the compute nodes run customers' own images: `oci` (skopeo pulls, umoci unpacks); empty: they run none."""
     containers_bin: str = ""
     """The folder of skopeo and umoci on the compute nodes; empty: they are on the PATH."""
     image_mib: int = 50 * 1024
-    """Disk limit of one image during its import: as pulled and unpacked together."""
+    """Disk limit of one image during its import. The pulled layers and the unpacked files count together."""
     import_seconds: int = 900
     """How long the import of an image may take. The machines of the run are held meanwhile, free of charge."""
     insecure_registries: tuple[str, ...] = ()

@@ -94,7 +94,7 @@ def assess(node: int, record: RecordData | None, observation: Observation) -> Re
 def needs_slurm(records: Sequence[RecordData | None], now: float, max_silence_seconds: float) -> bool:
     """Return whether the records do not show the run's state, so that Slurm must be asked.
 
-    That is so if a node has no record, if Slurm has ended a node, or if a node has sent no heartbeat for
+    Slurm must be asked if a node has no record, if Slurm has ended a node, or if a node has sent no heartbeat for
     `max_silence_seconds`.
     """
     return any(
@@ -147,7 +147,7 @@ def _start_failure_cause(job: SlurmJob | None) -> Cause:
 
 
 def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordData:
-    """Return a last record. A cause which says only that Slurm ended the node is replaced by Slurm's reason for it."""
+    """Return a last record. If a cause says only that Slurm ended the node, Slurm's reason for that replaces it."""
     slurm_cause = _slurm_cause(record)
     if slurm_cause is None:
         return {**record, "alive": True}
@@ -175,7 +175,7 @@ def _slurm_cause(record: RecordData) -> Mapping[str, Any] | None:
 
 
 def _loss_cause(record: RecordData, observation: Observation) -> Cause | None:
-    """Return why a node is lost whose supervisor has written no last record; None if the supervisor may still run."""
+    """Return why a node without a last record was lost; None if its supervisor may still run."""
     silence_seconds = observation.now - record["seen_at"]
     machine_has_failed = record.get("machine") in observation.failed_machines
     if machine_has_failed and (observation.job_has_ended or silence_seconds > LOST_SECONDS):

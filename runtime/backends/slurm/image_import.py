@@ -1,9 +1,9 @@
 """Pull a customer's own image and unpack it to shared storage. Node 0 of a run does this before customer code begins.
 
 `skopeo` pulls the image and checks its digest, and `umoci` unpacks its layers. Both handle what a hostile registry
-sends, so they run in a sandbox of their own, as an ordinary user without any privilege. It sees this machine's programs
-and one working folder, and uses the network of the machine, as runs do. Each import has its own working folder, so no
-layer of another organization's image can be named or read.
+sends, so they run in a sandbox of their own, as an ordinary user without any privilege. The sandbox sees this machine's
+programs and one working folder, and uses the network of the machine, as runs do. Each import has its own working
+folder, so no layer of another organization's image can be named or read.
 
     <root>/.images/<organization>/<image>/root-<id>/   the image's root folder, read-only for runs
                                           image.json   its contents (ImageContents); written last
@@ -48,7 +48,7 @@ USED_FILE = "used"
 TOOLS = ("skopeo", "umoci")
 """The programs that a compute node needs."""
 _WORK_TARGET = "/work"
-"""The working folder as the programs in the sandbox see it."""
+"""The folder `files` in an import's working folder, as the programs in the sandbox see it."""
 _LAYOUT = "layout"
 """The name in the working folder of the pulled image, in the OCI image layout."""
 _TAG = "image"
@@ -74,15 +74,15 @@ _MAX_JSON_BYTES = 8 << 20
 _MAX_ENVIRONMENT_BYTES = 64 * 1024
 """Maximum size of all variables that an image sets; the rest is left out. They are part of a node's launch plan."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# Texts in skopeo's errors. The first mean that the image does not exist, the second that the credentials are wrong.
-# Some registries deny access also to an image that does not exist.
+# Texts in skopeo's errors. A name error means that the image does not exist. A credentials error means that the
+# credentials are wrong, or, at some registries, that the image does not exist.
 _NAME_ERROR = re.compile(r"manifest unknown|name unknown|repository name not known|not found", re.IGNORECASE)
 _CREDENTIALS_ERROR = re.compile(
     r"unauthorized|authentication required|access .*denied|denied:|invalid username/password|\b40[13]\b", re.IGNORECASE
 )
 _SYSTEM_FILES = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/containers")
-"""Files of this machine that the programs may read besides those of every sandbox: for names of hosts, and the
-administrator's own rules for registries, such as mirrors."""
+"""Files of this machine that this sandbox shows in addition to every other sandbox's: to resolve host names, and with
+the administrator's own rules for registries, such as mirrors."""
 
 
 class ImagePlan(TypedDict):
@@ -122,7 +122,7 @@ class ImportStopped(Exception):
 
 
 class ImportFailed(Exception):
-    """The image could not be imported. The other fields are those of a cause in a node's record."""
+    """The image could not be imported. `outcome`, `code` and `data` become a cause of the run's end."""
 
     def __init__(self, outcome: Outcome, code: FailureCode, message: str, **data: Any) -> None:
         super().__init__(message)
@@ -229,7 +229,7 @@ class _Importer:
     ) -> None:
         self._plan = plan
         self._work = work
-        self._files = work / "files"
+        self._files = work / "files"  # what the sandbox sees; the log lies beside it
         self._bubblewrap = bubblewrap
         self._give_up_at = give_up_at
         self._is_stopped = is_stopped
@@ -456,6 +456,6 @@ def _load_json(path: Path) -> Any:
 
 
 def _last_line(output: str) -> str:
-    """Return the last line of a program's output, which names the error."""
+    """Return the last line of a program's output, which names the error. 300 characters of it are enough for people."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][-300:] if lines else "no output"

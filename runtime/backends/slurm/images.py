@@ -35,7 +35,7 @@ its machine failed."""
 def image_folder(root: Path, spec: RunSpec) -> Path:
     """Return the folder of a run's own image. `root` holds the runs.
 
-    Without a digest the folder is that of the run alone, since the tag may name another image at the next run.
+    Without a digest the folder belongs to this run alone, since the tag may name another image at the next run.
     """
     repository = spec.image.reference.partition("@")[0]
     version = spec.image.digest or f"run {spec.name}"
@@ -48,14 +48,14 @@ def image_plan(root: Path, spec: RunSpec, config: SlurmConfig) -> ImagePlan:
     folder = image_folder(root, spec)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / USED_FILE).touch(mode=0o600)
-    host, secret = spec.image.reference.partition("/")[0], spec.pull_secret
+    host, pull_secret = spec.image.reference.partition("/")[0], spec.pull_secret
     return {
         "folder": str(folder),
         "reference": spec.image.reference,
         "digest": spec.image.digest,
         "host": host,
-        "username": secret.username if secret is not None else "",
-        "password": secret.password if secret is not None else "",
+        "username": pull_secret.username if pull_secret is not None else "",
+        "password": pull_secret.password if pull_secret is not None else "",
         "limit_mib": config.image_mib,
         "seconds": config.import_seconds,
         "bin": config.containers_bin,
@@ -66,8 +66,8 @@ def image_plan(root: Path, spec: RunSpec, config: SlurmConfig) -> ImagePlan:
 def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path], import_seconds: float) -> bool:
     """Move unused images to the trash, and working folders of interrupted imports; return whether there were some.
 
-    Of each organization's images the KEEP_IMAGES that were used last stay, if that was within KEEP_SECONDS. Those in
-    `used_folders`, which open runs use, always stay. `import_seconds` is the time limit of an import.
+    Each organization keeps the KEEP_IMAGES images that it used last, each for KEEP_SECONDS after its last use. The
+    images in `used_folders`, which live runs use, always stay. `import_seconds` is the time limit of an import.
     """
     now, has_moved = time.time(), False
     stale_seconds = import_seconds + _STALE_WORK_SECONDS

@@ -53,7 +53,7 @@ _RECORD_SECONDS = 60.0
 minute that the file is missing."""
 IMPORT_FILE = "import.json"
 """The file in the run's folder that node 0 writes when it begins to import the run's own image, and again with the
-image's contents when it is ready. So other nodes need not see the image's own file, which may take longer."""
+image's contents when it is ready. So other nodes need not wait until they see the image's own `image.json`."""
 _IMPORT_MARGIN_SECONDS = 60.0
 """How much longer than an import's limit the other nodes wait for node 0, which needs seconds to write the result."""
 _POLL_SECONDS = 0.1
@@ -152,7 +152,7 @@ class SlurmRecord(Record):
     """Minimum interval between two notifications: the interval at which `SlurmBackend.changes` reads them."""
 
     def notify(self) -> None:
-        """Notify the readers, and delay the next notification. Only that of the node's end is never delayed."""
+        """Notify the readers, and delay the next notification. Only the one about the node's end is never delayed."""
         super().notify()
         self.delay_notification(self._MIN_NOTIFY_SECONDS)
 
@@ -204,7 +204,7 @@ class SlurmSupervisor(Supervisor):
             self._end(verdict)
 
     def _may_be_ended_by_slurm(self) -> bool:
-        """Return whether a rank died of a SIGTERM that may be Slurm's, and none to this process is recorded yet.
+        """Return whether a rank died of a SIGTERM that may be Slurm's, and this process has recorded none of its own.
 
         Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
         """
@@ -224,7 +224,7 @@ class SlurmSupervisor(Supervisor):
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
     # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
-    # Until then, SIGTERM has its default action and ends this process, during an import only at the import's end.
+    # Until then, SIGTERM has its default action and ends this process; an import delays that (`_delayed_sigterm`).
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:
@@ -249,7 +249,7 @@ def main(folder: Path, nonce: str) -> int:
             sys.stderr.write(f"The {spec.nodes} nodes of the run did not find each other.\n")
             return 1
         if is_hub:
-            # The plan contains secrets. All nodes have published their endpoints, which they do after reading it.
+            # The plan contains secrets. Every node has read it by now, since nodes publish their endpoint afterwards.
             (folder / RUN_PLAN_FILE).unlink(missing_ok=True)
         own_image, container = run_plan["own_image"], None
         if own_image is not None:
@@ -498,7 +498,8 @@ def _own_address(interface: str) -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram_socket:
         if interface:
-            # struct ifreq: 16 bytes of name, then a sockaddr_in, whose address begins at its byte 4.
+            # struct ifreq: 16 bytes of name, then a sockaddr_in, whose address begins at its byte 4. 256 bytes are more
+            # than the kernel reads and writes.
             request = fcntl.ioctl(datagram_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
             return socket.inet_ntoa(request[20:24])
         # Connecting a datagram socket sends nothing, but chooses the local address. Any port would do; 9 is `discard`.

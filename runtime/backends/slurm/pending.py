@@ -17,7 +17,8 @@ _CLOSED = frozenset(
     {
         *("ReqNodeNotAvail", "NodeDown", "Reservation", "ReservationDeleted", "PartitionDown", "PartitionInactive"),
         *("FrontEndDown", "BlockMaxError", "BlockFreeAction"),
-        "Nodes required for job are DOWN",  # ", DRAINED or reserved for jobs in higher priority partitions"
+        # Slurm's text goes on: ", DRAINED or reserved for jobs in higher priority partitions".
+        "Nodes required for job are DOWN",
     }
 )
 _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig"})
@@ -29,7 +30,7 @@ _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "Ma
 def explain_waiting(job: SlurmJob | None, *, is_importing: bool = False) -> Waiting:
     """Return why the nodes of a run do not run yet. `job` is None if Slurm does not list the run's job.
 
-    `is_importing`: node 0 has begun to import the run's own image, and has not ended that.
+    `is_importing`: node 0 has begun to import the run's own image, and has not finished.
     """
     if job is None or not job.is_waiting:  # Slurm lists every waiting job, so one that is missing has been started
         if is_importing:

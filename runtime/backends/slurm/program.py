@@ -22,7 +22,8 @@ FOLDER = ".program"
 def interpreter(images_root: Path, image: Image) -> Path:
     """Return the Python that runs the program on compute nodes, for a run in this image.
 
-    For a customer's own image it is the one that has created the built-in images, which compute nodes have too.
+    For a customer's own image it is the console's own Python, with which the built-in images were created. Compute
+    nodes have it too, since these images need it.
     """
     return images_root / image.builtin / "bin" / "python" if image.builtin else Path(sys.executable).resolve()
 

@@ -126,7 +126,8 @@ class SlurmRun:
         submitted_at = float(submission["submitted_at"])
         final = _load_json(self.folder / "final.json")
         if final is not None:
-            self.active_marker.unlink(missing_ok=True)  # the process that stored the end may have died before
+            # The process that stored the end may have died before it removed the marker.
+            self.active_marker.unlink(missing_ok=True)
             return outcome.merge(self.name, submitted_at, final["records"])
         job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         now = time.time()
@@ -231,7 +232,7 @@ class SlurmRun:
         write_json(self.folder / "final.json", {"records": records})
         (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # the nodes delete it only if they all start
         self.active_marker.unlink(missing_ok=True)
-        # Makes `changes` report the run. If the write fails, the removal of the marker does so.
+        # The new modification time makes `changes` report the run. If the write fails, the marker's removal does so.
         with contextlib.suppress(OSError):
             self.change_file.write_bytes(b"!")
 

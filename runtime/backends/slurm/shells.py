@@ -100,7 +100,7 @@ async def _wait_until_ready(reader: asyncio.StreamReader, srun: Process) -> None
 
 
 async def _wait_for_end(srun: Process) -> None:
-    """Wait until srun has ended, whose stdin is closed; end it if it takes too long."""
+    """Wait until srun, whose stdin is closed, has ended; end it if that takes too long."""
     for end, seconds in ((srun.terminate, _END_SECONDS), (srun.kill, _KILL_SECONDS)):
         try:
             async with asyncio.timeout(seconds):
