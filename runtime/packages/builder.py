@@ -197,7 +197,7 @@ def prepare_inputs(
         "environment": {name: value for name, value in environment.items() if value},
         "arguments": [
             *("--requirements", "/datasets/inputs/requirements.txt"),
-            # Copies: if the layer had hard links to the cache, a later installation could change its files there.
+            # Copies: through hard links to the cache, a later installation could change this layer's files.
             *("--link-mode", "copy"),
             *("--compile-bytecode", "--no-config", "--no-progress", "--color", "never"),
         ],
