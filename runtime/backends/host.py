@@ -96,7 +96,7 @@ def _run(*command: str) -> str:
 
 
 def _device_numbers(report: str) -> dict[str, int]:
-    """Return the device number of each GPU by UUID, from nvidia-smi's full report. Its table has no such column."""
+    """Return the device number of each GPU by UUID, from the report of `nvidia-smi -q`. The table has none."""
     numbers, uuid = {}, ""
     for name, _, value in (line.partition(":") for line in report.splitlines()):
         if name.strip() == "GPU UUID":
