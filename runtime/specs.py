@@ -244,7 +244,7 @@ class Outcome(enum.StrEnum):
     CODE_FAILED = "code_failed"
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
-    """The run wrote more than its `disk_mib`."""
+    """The run wrote more than its disk limit: its `disk_mib`, or the rest of the organization's storage quota."""
     HUNG = "hung"
     """No sign of progress for too long; the last one was at `RunStatus.progress_at`."""
     STOPPED = "stopped"

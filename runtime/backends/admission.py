@@ -17,8 +17,8 @@ from runtime.images.recipes import can_use_gpus
 from runtime.specs import JOBS_TARGET, NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
 _CHECKPOINT_KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-"""Valid checkpoint keys. A key names a folder, so it has no '/' and does not begin with '.'. Its length, at most 100,
-leaves room for suffixes within the 255 bytes of a file name."""
+"""Valid checkpoint keys. A key names a folder, so it has no '/', does not begin with '.', and is shorter than the
+255 bytes that a file name may have."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})
 """Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(

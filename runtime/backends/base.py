@@ -136,8 +136,8 @@ class Backend(Protocol):
     def image_identity(self, image: Image) -> str:
         """Return a text that identifies the content of an image on this cluster; empty if that is not known.
 
-        The text is the digest of a built image, or a registry reference, which may lack a digest. This call asks
-        neither the cluster nor the registry.
+        The text is the digest of a built image's recipe with its flavour, or a registry reference, which may lack a
+        digest. This call asks neither the cluster nor the registry.
         """
 
     def prepare(self, image: Image) -> None:

@@ -185,7 +185,7 @@ def prepare_inputs(
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_CONCURRENT_DOWNLOADS": "8",
         "UV_CONCURRENT_BUILDS": "1",
-        "UV_HTTP_TIMEOUT": "60",
+        "UV_HTTP_TIMEOUT": "60",  # an index may take this long to prepare a large listing
         "UV_PYTHON_DOWNLOADS": "never",
     }
     if allowed_indexes.certificate and Path(allowed_indexes.certificate).is_file():

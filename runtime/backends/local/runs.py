@@ -68,7 +68,10 @@ class Run:
         return (self.folder / "submission.json").exists()
 
     def create_folders(self) -> None:
-        """Create the folders that supervisors and customer code write to, and count the run as active."""
+        """Create the folders that supervisors and customer code write to, and count the run as active.
+
+        `run/tensorboard` is TENSORBOARD_LOGDIR.
+        """
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
         self.active_marker.touch()
