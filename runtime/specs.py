@@ -405,9 +405,10 @@ class RunStatus:
     """The status of a run. Times are Unix seconds by the backend's clock.
 
     The metered time runs from `started_at`, when the last node began to run, to `finished_at`, when the last process
-    ended. `started_at` stays None for a run that never ran on all its nodes. `spans` cover the metered time without
-    gaps; there are several only if an elastic run lost nodes. `progress_at` is the last sign of progress (output,
-    metrics or CPU work). `checkpoint_at` is the modification time of the newest file in the checkpoint folder.
+    ended. `started_at` stays None for a run that never ran on all its nodes; an elastic run may begin without some of
+    them. `spans` cover the metered time without gaps; there are several only if an elastic run lost nodes.
+    `progress_at` is the last sign of progress (output, metrics or CPU work). `checkpoint_at` is the modification time
+    of the newest file in the checkpoint folder.
     """
 
     name: str

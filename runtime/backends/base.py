@@ -144,7 +144,7 @@ class Backend(Protocol):
         """Prepare for runs of this image, so that they start sooner. Returns at once; a backend may do nothing."""
 
     def stop_prepared_processes(self) -> None:
-        """End the processes that `prepare` has started. Called when the console stops; runs continue."""
+        """End the processes that are kept for warm starts. Called when the console stops; runs continue."""
 
     def shell_socket(self, name: str, node: int) -> Path | ShellTunnel | None:
         """Return how the console connects to a new shell in a node; None if the node is known not to run.
