@@ -37,5 +37,5 @@ def write_json(path: Path, data: object) -> None:
 
 def refresh_listing(folder: Path) -> None:
     """List a folder, which makes an NFS client ask its server for files that were missing before."""
-    with contextlib.suppress(OSError):  # the caller finds out itself, when it opens a file
+    with contextlib.suppress(OSError):  # the caller gets the error when it opens a file
         list(folder.iterdir())

@@ -244,7 +244,7 @@ class Outcome(enum.StrEnum):
     CODE_FAILED = "code_failed"
     OUT_OF_MEMORY = "out_of_memory"
     DISK_FULL = "disk_full"
-    """The run wrote more than its `disk_mib`."""
+    """The run wrote more than its disk limit: its `disk_mib`, or the rest of the organization's storage quota."""
     HUNG = "hung"
     """No sign of progress for too long; the last one was at `RunStatus.progress_at`."""
     STOPPED = "stopped"
@@ -405,9 +405,10 @@ class RunStatus:
     """The status of a run. Times are Unix seconds by the backend's clock.
 
     The metered time runs from `started_at`, when the last node began to run, to `finished_at`, when the last process
-    ended. `started_at` stays None for a run that never ran on all its nodes. `spans` cover the metered time without
-    gaps; there are several only if an elastic run lost nodes. `progress_at` is the last sign of progress (output,
-    metrics or CPU work). `checkpoint_at` is the modification time of the newest file in the checkpoint folder.
+    ended. `started_at` stays None for a run that never ran on all its nodes; an elastic run may begin without some of
+    them. `spans` cover the metered time without gaps; there are several only if an elastic run lost nodes.
+    `progress_at` is the last sign of progress (output, metrics or CPU work). `checkpoint_at` is the modification time
+    of the newest file in the checkpoint folder.
     """
 
     name: str

@@ -16,9 +16,9 @@ from runtime.images import venvs
 from runtime.images.recipes import can_use_gpus
 from runtime.specs import JOBS_TARGET, NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
-_KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-"""Valid checkpoint keys. A key names a folder, so it has no '/' and does not begin with '.'. Its length, at most 100,
-leaves room for suffixes within the 255 bytes of a file name."""
+_CHECKPOINT_KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+"""Valid checkpoint keys. A key names a folder, so it has no '/', does not begin with '.', and is shorter than the
+255 bytes that a file name may have."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})
 """Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(
@@ -49,7 +49,7 @@ def check_values(spec: RunSpec) -> None:
     """Check the parts of a spec that do not depend on this machine. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)
-    if spec.checkpoint_key and not _KEY_PATTERN.match(spec.checkpoint_key):
+    if spec.checkpoint_key and not _CHECKPOINT_KEY_PATTERN.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
     for target in (*_mount_roots(spec), *(mount.target for mount in spec.mounts)):
         _check_target(target)
@@ -120,7 +120,7 @@ def check_gpus(image: Image, flavour: Flavour | None, gpus: int) -> None:
 
 
 def _check_target(target: str) -> None:
-    """Check a path at which a run sees a mount. Raises InvalidSpec."""
+    """Check the path of a mount in the sandbox, or of a folder for mounts. Raises InvalidSpec."""
     path = PurePosixPath(target)
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in _RESERVED_FOLDERS:
         raise InvalidSpec(f"Nothing can be mounted at '{target}'.", field="mounts")
@@ -148,6 +148,7 @@ def _resolve(spec: RunSpec, mount: Mount) -> Mount:
 
 
 def _check_packages(spec: RunSpec) -> None:
+    """Check that the run's packages, if it has any, are in a folder. Raises InvalidSpec."""
     folder = Path(spec.packages)
     # Must not be a link: installing a package runs its code, which could have replaced this folder by a link.
     if spec.packages and (not folder.is_absolute() or folder.is_symlink() or not folder.is_dir()):

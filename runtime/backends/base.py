@@ -99,7 +99,8 @@ class Backend(Protocol):
     def delete(self, name: str) -> None:
         """Remove every trace of the run, killing its processes. An unknown run is fine.
 
-        Checkpoints and outputs that attempts share under a key stay for later attempts.
+        Checkpoints and outputs that attempts share under a checkpoint key (`RunSpec.checkpoint_key`, the `key` of the
+        calls below) stay for later attempts.
         """
 
     def delete_shared(self, key: str) -> None:
@@ -108,7 +109,7 @@ class Backend(Protocol):
     def names(self, *, live: bool = False) -> list[str]:
         """Return the names of all runs that the backend holds. Reconciliation compares them with the jobs.
 
-        `live`: only the runs that may still have processes. The cost of this call does not grow with the ended runs.
+        `live`: only the runs that may still have processes. Then the cost does not grow with the number of ended runs.
         """
 
     def capacity(self) -> Capacity:
@@ -135,15 +136,15 @@ class Backend(Protocol):
     def image_identity(self, image: Image) -> str:
         """Return a text that identifies the content of an image on this cluster; empty if that is not known.
 
-        The text is the digest of a built image, or a registry reference, which may lack a digest. This call asks
-        neither the cluster nor the registry.
+        The text is the digest of a built image's recipe with its flavour, or a registry reference, which may lack a
+        digest. This call asks neither the cluster nor the registry.
         """
 
     def prepare(self, image: Image) -> None:
         """Prepare for runs of this image, so that they start sooner. Returns at once; a backend may do nothing."""
 
     def stop_prepared_processes(self) -> None:
-        """End the processes that `prepare` has started. Called when the console stops; runs continue."""
+        """End the processes that are kept for warm starts. Called when the console stops; runs continue."""
 
     def shell_socket(self, name: str, node: int) -> Path | ShellTunnel | None:
         """Return how the console connects to a new shell in a node; None if the node is known not to run.
@@ -182,8 +183,9 @@ class Backend(Protocol):
     def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
         """Replace the checkpoints under this key by the files that `copy` writes into an empty folder.
 
-        Call this only for a key that no run has used. Runs may change the copied files later. If `copy` raises, the
-        folder is removed and the error passed on. Raises InvalidSpec (from_checkpoint) if storage is not shared.
+        Call this only for a key that no run has used. Runs may change the copied files later, so `copy` must not link
+        to the originals. If `copy` raises, the folder is removed and the error passed on. Raises InvalidSpec
+        (from_checkpoint) if storage is not shared.
         """
 
     def output_folder(self, key: str) -> Path:

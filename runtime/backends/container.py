@@ -6,7 +6,8 @@ one, all read-only. A link of the image is created anew and never followed from 
 
 The launcher does not trust the image either. It runs with the machine's own interpreter and libraries, which lie at
 `HOST_TARGET`, and loads nothing of the image. So what it reports is as true as in a built-in image, and the same rules
-decide who pays. Only the ranks run programs of the image. Standard library only: a supervisor imports this.
+decide who pays. Only the ranks run programs of the image. Standard library only: supervisors on Slurm's compute nodes
+import this.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_ENTRIES = 1000
 """How many entries /, /etc and /opt of an image may have in total, since each becomes a mount. Images of whole systems
 have about 200."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""PATH of an image that sets none, as of container runtimes."""
+"""PATH of an image that sets none, as in container runtimes."""
 LAUNCHER_ENVIRONMENT = {
     "PATH": DEFAULT_PATH,
     "HOME": "/tmp",  # noqa: S108 - the sandbox's own, not the host's
@@ -131,8 +132,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     """Return the command that starts this process's interpreter in a sandbox, and bubblewrap's arguments for it.
 
     The command names the machine's dynamic linker: at the path where the interpreter expects one, the sandbox has none
-    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc. Also raises it if
-    the interpreter has loaded a library that the sandbox does not have: the linker might load one of the image instead.
+    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc, or if it has loaded
+    a library that the sandbox does not have: the linker might load a library of the image in its place.
     """
     executable = Path(sys.executable).resolve()
     prefix = executable.parent.parent
@@ -231,7 +232,7 @@ def _loaded_libraries() -> list[Path]:
     """
     for name in _LAUNCHER_MODULES:
         importlib.import_module(name)
-    paths: dict[Path, None] = {}  # a set in the order of the map
+    paths: dict[Path, None] = {}  # a set in the order of /proc/self/maps
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and ".so" in fields[5]:

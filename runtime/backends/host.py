@@ -14,8 +14,8 @@ from runtime.launcher import disk
 _NVIDIA_SMI_SECONDS = 30
 """How long nvidia-smi may take. Its full report needs a few seconds on a machine with eight GPUs."""
 _MIN_FREE_MIB = 1024
-"""Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. A run
-with a lower disk limit needs only that limit."""
+"""Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. If
+the backend's disk limit is lower, that much is enough."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def memory_mib() -> int:
 
 
 class Disk:
-    """The disk that holds the runs' folders. `limit_mib` is how much one run may write.
+    """The disk that holds the runs' folders. `limit_mib` is how much a run may write whose spec sets no limit.
 
     A customer pays for a run that fills the disk. So no run may start on a disk that other runs have almost filled.
     """
@@ -96,7 +96,7 @@ def _run(*command: str) -> str:
 
 
 def _device_numbers(report: str) -> dict[str, int]:
-    """Return the device number of each GPU by UUID, from nvidia-smi's full report. Its table has no such column."""
+    """Return the device number of each GPU by UUID, from the report of `nvidia-smi -q`. The table has none."""
     numbers, uuid = {}, ""
     for name, _, value in (line.partition(":") for line in report.splitlines()):
         if name.strip() == "GPU UUID":

@@ -57,7 +57,7 @@ def plan_fields(spec: RunSpec) -> dict[str, Any]:
         "workers": spec.workers_per_node,
         "framework": spec.framework.value,
         "controller": spec.controller.value,
-        "backend": _collectives(spec),
+        "backend": _collectives(spec),  # of torch.distributed, not a backend of runs
         "addresses": [network.ADDRESS] * spec.nodes,  # the Kubernetes backend removes these: pods have their own
         "min_nodes": spec.min_nodes,
         "collective_timeout_seconds": spec.collective_timeout_seconds,
@@ -96,5 +96,6 @@ def ports_needed(spec: RunSpec) -> dict[str, int]:
     """
     worker_ports = spec.world_size if spec.framework is Framework.TENSORFLOW else 0
     ports_per_round = worker_ports or 1
+    # At most this many, since each later round has at least one node less.
     later_rounds = spec.nodes - spec.min_nodes if 0 < spec.min_nodes < spec.nodes else 0
     return {"worker_ports": worker_ports, "spare_ports": later_rounds * ports_per_round}

@@ -99,7 +99,7 @@ def _set_interface_up(interface: str) -> None:
 def main() -> None:
     """Try to enter a network namespace and print why that is impossible; print nothing on success.
 
-    The entry point of a short-lived process: `warm_pool.client.network_gap` starts it to probe the kernel.
+    The entry point of a short-lived process that `warm_pool.client.network_gap` starts.
     """
     sys.stdout.write(enter())
 

@@ -46,7 +46,7 @@ def _is_cause(cause: Cause) -> bool:
     """Return whether the values in a cause have the types and sizes that a supervisor writes."""
     data = cause.get("data") or {}
     return (
-        cause.get("kind") in list(Outcome)  # a set would raise TypeError for a list or an object
+        cause.get("kind") in list(Outcome)  # in a set, a `kind` that is a list or an object would raise TypeError
         and _is_seconds(cause.get("at"))
         and all(cause.get(name) is None or _is_integer(cause[name]) for name in ("node", "rank", "exit_code"))
         and isinstance(cause.get("code", ""), str)

@@ -52,7 +52,7 @@ _SYSTEM_PATHS = (
     "/etc/localtime",
     "/etc/alternatives",
 )
-# Those that every run may read, also in a customer's own image.
+# Folders and files of the host that every run may read, also in a customer's own image.
 _MACHINE_PATHS = ("/etc/resolv.conf", "/sys/devices/system/cpu", "/sys/devices/system/node")
 # Folders below / that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -165,7 +165,7 @@ def arguments(sandbox: Sandbox, environment: Mapping[str, str]) -> list[str]:
         for path in _GPU_SYSTEM_PATHS:
             args += ["--ro-bind-try", path, path]
         # Only the node's own GPUs have a device file in the sandbox.
-        for device in (*_GPU_DEVICES, *(f"/dev/nvidia{minor}" for minor in sandbox.gpus)):
+        for device in (*_GPU_DEVICES, *(f"/dev/nvidia{number}" for number in sandbox.gpus)):
             args += ["--dev-bind-try", device, device]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         args += ["--ro-bind", str(sandbox.etc_folder / name), f"/etc/{name}"]

@@ -31,7 +31,7 @@ class SettingsReader:
         return ValueError(f"The cluster '{self.cluster}': '{setting}' {problem}.")
 
     def refuse_unknown(self, known_settings: set[str], *, backend: str) -> None:
-        """Refuse a setting that is not `known_settings`, and a setting `backend` that names another kind."""
+        """Refuse a setting that is not in `known_settings`, and a setting `backend` that names another backend."""
         for setting in self.data:
             if setting not in known_settings:
                 raise self.error(setting, f"is not a setting; the settings are {', '.join(sorted(known_settings))}")
@@ -46,7 +46,7 @@ class SettingsReader:
         return value
 
     def matching(self, setting: str, default: str, pattern: re.Pattern[str], description: str) -> str:
-        """Return a string that matches `pattern`, or the default for an empty one."""
+        """Return a string that matches `pattern`, or the default for an empty string."""
         value = self.text(setting, default)
         if value and not pattern.match(value):
             raise self.error(setting, f"is '{value}', which is not {description}")

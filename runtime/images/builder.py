@@ -159,9 +159,9 @@ def _errors_translated(name: str) -> Iterator[None]:
 def _set_aside(folder: Path) -> None:
     """Move a ready image to a folder beside it; remove an image that is not ready.
 
-    Live sandboxes go on with the moved image. It stays until the next build that finds a ready image. That one removes
-    it although a run that began before both builds may still use it: images take gigabytes, and two builds during one
-    run are rare.
+    Live sandboxes go on with the moved image. It stays until the next build that finds a ready image. This second build
+    removes it although a run that began before both builds may still use it: images take gigabytes, and two builds
+    during one run are rare.
     """
     previous = folder.with_name(f".{folder.name}.before")
     if venvs.is_ready(folder.parent, folder.name):

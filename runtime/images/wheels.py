@@ -60,11 +60,11 @@ def build_wheels(
         _require_tools()
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cached.parent, prefix=".compiling-") as folder:
-            wheels = _compile(section, section.compilation, python, Path(folder), run=run, report_step=report_step)
+            compiled = _compile(section, section.compilation, python, Path(folder), run=run, report_step=report_step)
             try:
-                wheels.rename(cached)
+                compiled.rename(cached)
             except OSError:
-                if not cached.is_dir():  # another process may have compiled them meanwhile
+                if not cached.is_dir():  # another process may have compiled the wheels meanwhile
                     raise
     return sorted(map(str, cached.glob("*.whl")))
 
@@ -99,11 +99,11 @@ def _compile(
     report_step: Callable[[str], None],
 ) -> Path:
     """Compile the section's wheels in the empty folder `folder`; return the folder of the wheels."""
-    tools, wheels = folder / "tools", folder / "wheels"
+    tools_folder, wheels_folder = folder / "tools", folder / "wheels"
     if compilation.tools:
         report_step(f"Installing build tools: {', '.join(compilation.tools)}")
         # Outside the image, since runs do not need build tools.
-        target = ["--python", str(python), "--target", str(tools)]
+        target = ["--python", str(python), "--target", str(tools_folder)]
         run([uv.executable(), "pip", "install", *target, *compilation.tools], uv.environment())
     parallel = max(1, min(int(host.cpus()), host.memory_mib() // _COMPILER_MEMORY_MIB))
     requirements = ", ".join(section.requirements)
@@ -112,18 +112,18 @@ def _compile(
         **dict(compilation.environment),
         "CXX": str(_compiler(compilation, folder)),
         "MAKEFLAGS": f"-j{parallel}",
-        "PYTHONPATH": str(tools),
-        "PATH": os.pathsep.join([str(tools / "bin"), str(python.parent), *_path_without_cuda(folder)]),
+        "PYTHONPATH": str(tools_folder),
+        "PATH": os.pathsep.join([str(tools_folder / "bin"), str(python.parent), *_path_without_cuda(folder)]),
     }
     if compilation.cmake_commands:
         toolchain_file = folder / "toolchain.cmake"
         toolchain_file.write_text("\n".join(compilation.cmake_commands))
         environment["CMAKE_TOOLCHAIN_FILE"] = str(toolchain_file)
-    tools.mkdir(exist_ok=True)
-    (tools / "sitecustomize.py").write_text(_HIDE_CUDA)
+    tools_folder.mkdir(exist_ok=True)
+    (tools_folder / "sitecustomize.py").write_text(_HIDE_CUDA)
     # Unset rather than empty, since torch takes an empty CUDA_HOME for a path.
     unset = ["env", "-u", "CUDA_HOME", "-u", "CUDA_PATH"]
-    # pip's own cache keys wheels by name and interpreter only, so it could return one built for another framework.
+    # pip's own cache keys wheels by name and interpreter only, so it could return a wheel built for another framework.
     command = [
         *unset,
         str(python),
@@ -134,10 +134,10 @@ def _compile(
         "--no-cache-dir",
         "--no-deps",
         "--wheel-dir",
-        str(wheels),
+        str(wheels_folder),
     ]
     run([*command, *section.options, *section.requirements], environment)
-    return wheels
+    return wheels_folder
 
 
 def _path_without_cuda(folder: Path) -> list[str]:

@@ -185,7 +185,7 @@ def prepare_inputs(
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_CONCURRENT_DOWNLOADS": "8",
         "UV_CONCURRENT_BUILDS": "1",
-        "UV_HTTP_TIMEOUT": "60",
+        "UV_HTTP_TIMEOUT": "60",  # an index may take this long to prepare a large listing
         "UV_PYTHON_DOWNLOADS": "never",
     }
     if allowed_indexes.certificate and Path(allowed_indexes.certificate).is_file():
@@ -197,7 +197,7 @@ def prepare_inputs(
         "environment": {name: value for name, value in environment.items() if value},
         "arguments": [
             *("--requirements", "/datasets/inputs/requirements.txt"),
-            # Copies: if the layer had hard links to the cache, a later installation could change its files there.
+            # Copies: through hard links to the cache, a later installation could change this layer's files.
             *("--link-mode", "copy"),
             *("--compile-bytecode", "--no-config", "--no-progress", "--color", "never"),
         ],

@@ -134,7 +134,7 @@ def log_of(layer: Layer) -> str:
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run. It contains the organization, since keys are not unique among them."""
+    """Return the name of the installation's run. It contains the organization, since others may have the same key."""
     return f"packages-{layer.organization_id}-{layer.key[:12]}"
 
 

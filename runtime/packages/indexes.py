@@ -57,9 +57,9 @@ def load_indexes(
     """
     variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
-    # Only an index that the operator has chosen may have a private address. If a name server gives one for the default
-    # index, downloads would reach a machine of the operator's network that nobody meant to open to customers. Every
-    # other address here is the operator's choice.
+    # Only an index that the operator has chosen may have a private address. If a name server gave a private address for
+    # the default index, downloads would reach a machine of the operator's network that nobody meant to open to
+    # customers. Every other address here is the operator's choice.
     is_default_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
     if not addresses:
         default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX

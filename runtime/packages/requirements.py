@@ -111,7 +111,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _parse_requirement(line: str, number: int) -> Requirement:
-    """Parse one requirement; `number` is its line's. Raises InvalidRequirements."""
+    """Parse one requirement, which begins in the line `number`. Raises InvalidRequirements."""
     if _LOCATION.search(line):
         raise InvalidRequirements(Problem.PLACE, line=number, text=line)
     if _OPTION.search(line):

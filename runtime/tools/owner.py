@@ -237,6 +237,7 @@ def _sandbox_arguments(request: SessionRequest, memory_bytes: int) -> list[str]:
         mount_target = f"{LOGS_TARGET}/{number}"
         args += ["--ro-bind", logs.folder, mount_target]
         args += ["--symlink", f"{mount_target}/{logs.subpath}".rstrip("/"), f"{VIEW_TARGET}/{logs.name}"]
+    # By default, NumPy's OpenBLAS starts a thread for each core of the machine, which may be more than MAX_PROCESSES.
     environment: dict[str, Any] = sandbox.base_environment(prefix, ()) | {"OPENBLAS_NUM_THREADS": "1"}
     return args + sandbox.closing_arguments(environment)
 

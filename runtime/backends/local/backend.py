@@ -268,6 +268,7 @@ class LocalBackend(FolderBackend):
                 "locks": locks,
                 "nodes": plans,
             }
+            # In a cold start, also the output of the starter, which becomes the supervisor of node 0.
             log = run.folder / "logs" / "supervisor-0.log"
             # The supervisors start at the end of the block, and only if it has recorded the run under this nonce.
             with self._pool.starting(request, fork_server, log) as nonce:

@@ -1,6 +1,6 @@
 """The folder of one local run.
 
-    <root>/<name>/submission.json        the spec, time and nonce of the submission, each node's GPUs
+    <root>/<name>/submission.json        the spec, the submission's time and nonce (`StartRequest`), each node's GPUs
                   stop.json              a request to end
                   deadline.json          a later deadline than that of the spec
                   nodes/<node>.json      the record of the node's supervisor
@@ -17,7 +17,7 @@
                   etc/<node>/            the sandbox's files for /etc
                   run/                   RUN_DIR; written by customer code, hostile
                   checkpoints/           CHECKPOINT_DIR of a run without a checkpoint key
-                  outputs/               OUTPUT_DIR of a run without a key
+                  outputs/               OUTPUT_DIR of a run without a checkpoint key
     <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts
     <root>/.outputs/<key>/               OUTPUT_DIR shared by attempts
     <root>/.active/<name>                exists while the run holds capacity
@@ -68,7 +68,10 @@ class Run:
         return (self.folder / "submission.json").exists()
 
     def create_folders(self) -> None:
-        """Create the folders that supervisors and customer code write to, and count the run as active."""
+        """Create the folders that supervisors and customer code write to, and count the run as active.
+
+        `run/tensorboard` is TENSORBOARD_LOGDIR.
+        """
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
         self.active_marker.touch()

@@ -58,7 +58,7 @@ class Group:
 
     @property
     def folders(self) -> list[Path]:
-        """The group's folders, for `remove`."""
+        """The group's folders, each once."""
         return sorted(set(self._folders.values()))
 
     def join(self) -> None:

@@ -59,7 +59,7 @@ class Limits(NodeLimits):
             repeats=record.node == 0,  # node 0 measures for all nodes, since they share the folders
             by_quota=bool(plan.get("disk_by_quota")),
         )
-        self._ranks_by_pid: Mapping[int, int] = {}
+        self._ranks_by_pid: Mapping[int, int] = {}  # by the pid inside the sandbox
         self._refusal_counter = EventCounter()
         self._tasks = 0  # processes at the last check, and with a control group their threads too
         # The last measurements of the launcher's scheduling and of the node's CPU time; None before the first.
@@ -109,7 +109,7 @@ class Limits(NodeLimits):
         return self._disk.check(now, self._record) if verdict is None else verdict
 
     def check_after_end(self) -> Verdict | None:
-        """Return the verdict if other runs have filled the disk, else None. Called once no process is left."""
+        """Return the verdict if other runs have filled the disk, else None. Called when no process is left."""
         if not self._record.node:
             self._disk.finish(self._record)  # node 0 measures for all nodes
         free_bytes = disk.free_bytes(self._folder)

@@ -192,7 +192,7 @@ def _is_loss_by_platform(record: RecordData) -> bool:
 def _loss_cause(record: RecordData, causes: Sequence[Cause]) -> Cause:
     """Return a node's loss as a cause, dated at its last heartbeat.
 
-    If another node reported the loss, the message quotes one such report.
+    If other nodes reported the loss, the message quotes the first report.
     """
     node = record["node"]
     if "loss" in record:

@@ -22,10 +22,11 @@ SILENCE_SECONDS = 10.0
 """Time without a heartbeat after which a supervisor counts as frozen. A live one sends a heartbeat at least every
 second; on a busy machine some may be late."""
 _CHECK_SECONDS = 1.0
-"""Interval between two checks of the other records: that of their heartbeats."""
+"""Interval between two checks of the other records, as long as that of the heartbeats."""
 _RECHECK_SECONDS = 2.5
 """How long to wait for one more heartbeat before a supervisor is killed. A supervisor may have been resumed just now,
-for example after the machine's sleep. It survives, since this is more than two intervals of heartbeats."""
+for example after the machine's sleep. Such a supervisor survives, since this is more than two intervals of heartbeats.
+"""
 
 
 class PeerWatch:

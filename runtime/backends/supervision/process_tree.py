@@ -111,16 +111,16 @@ class ProcessTree:
             self.exit = process_exit
 
     def kill(self) -> None:
-        """Kill bubblewrap and the sandbox's first process; all others end with the latter.
+        """Kill bubblewrap and the sandbox's first process, with which the kernel ends all others.
 
-        Does nothing after bubblewrap's end.
+        Does nothing after bubblewrap's end: the pids may then be those of other processes.
         """
         for pid in (self.init_pid, self._bubblewrap_pid):
             if pid and self.exit is None:
                 send_signal(pid, signal.SIGKILL)
 
     def remove_cgroups(self) -> None:
-        """Remove the node's control groups and their list. Call this once none of its processes runs.
+        """Remove the node's control groups and their list. Call this when none of the node's processes runs any more.
 
         If a group cannot be removed, the list stays, since nothing else tells which groups are left.
         """

@@ -13,7 +13,7 @@ import socket
 from pathlib import Path
 
 _BACKLOG = 8
-"""Connections that may wait until the launcher accepts them. People open shells, and it accepts within milliseconds."""
+"""Connections that may wait until the launcher accepts them. Only people open shells, and it needs milliseconds."""
 
 
 def path_of(folder: Path, node: int) -> Path:

@@ -26,7 +26,9 @@ def node_plan(
     disk_mib: int,
     cgroups: bool,
 ) -> SupervisorPlan:
-    """Return the plan of one node. `environment` is that of the ranks, and `disk_mib` the limit of a spec without one.
+    """Return the plan of one node. `environment` is that of the ranks, without the order's own variables.
+
+    `disk_mib` is the disk limit of a spec that has none. `cgroups`: create a control group where the kernel allows it.
 
     The caller adds the values that all nodes of the run share: `folder`, `change_file`, `fork_server` and the
     launcher's token. The process that starts the node adds `nonce`, `listener` and the ports of the launcher's plan.
@@ -62,7 +64,7 @@ def node_plan(
             "plan": {**launch_plan.plan_fields(spec), "node": node},
             "python": python,
             "environment": dict(environment),
-            "variables": spec.environment,
+            "variables": spec.environment,  # the order's own, which only the ranks get
             "secrets": spec.secrets,
         },
     }

@@ -25,7 +25,7 @@ from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.errors import RuntimeFault
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[4]  # the folder that contains the package `runtime`
-_PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files `_version` hashes
+_PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files' times `_version` hashes
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
 _END_SECONDS = 10.0
@@ -50,6 +50,7 @@ class WarmPool:
                 if accepted:  # the daemon starts the run when this block ends, which closes the connection
                     yield request["nonce"]
                     return
+        # Another nonce, so that a daemon that handles the request late does not start this run a second time.
         request["nonce"] = secrets.token_hex(16)
         with self._starting_cold(request, log):
             yield request["nonce"]
@@ -73,7 +74,7 @@ class WarmPool:
         threading.Thread(target=process.wait, daemon=True).start()
 
     def is_prepared(self, fork_server: ForkServer) -> bool:
-        """Return whether this fork server accepts requests: its socket has its name only while it does."""
+        """Return whether this fork server accepts requests: only then does a socket of this name exist."""
         return (self._folder / fork_server["name"]).exists()
 
     def socket_path(self, fork_server: ForkServer) -> Path:

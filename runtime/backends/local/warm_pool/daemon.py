@@ -41,7 +41,7 @@ _RESTART_SECONDS = 60.0
 started at every request."""
 _MAX_MESSAGE_BYTES = 1 << 18
 """Maximum length of a message about a fork server: more than the kernel lets a process send by default (about 200 KiB,
-`net.core.wmem_default`), so none is cut off. A usual one has about 1 KiB."""
+`net.core.wmem_default`), so none is cut off. A usual message has about 1 KiB."""
 _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "forkserver.py"
 """The program of a fork server. The image's Python runs it by its path, since an image does not have this package."""
 
@@ -68,7 +68,8 @@ class DaemonState(TypedDict):
 
 def main() -> None:
     """Detach, read the settings from stdin, and serve."""
-    if os.fork():  # the client started this process in a session of its own, and waits for it only
+    # The client has started this process in a session of its own, and waits for its end. The fork becomes the daemon.
+    if os.fork():
         os._exit(0)
     settings: DaemonSettings = json.loads(sys.stdin.buffer.read())
     folder = Path(settings["root"]) / protocol.FOLDER
@@ -103,8 +104,8 @@ class Daemon:
         """Names of the fork servers that run, by pid."""
         self._ended_at: dict[str, float] = {}
         """When a fork server last ended (monotonic), by name."""
-        # The daemon starts the fork servers. Its forks receive the requests for them, and pass these on here. Unlike a
-        # pipe, such a socket never mixes or splits the messages of several forks.
+        # The daemon starts the fork servers. Its forks receive the requests for them, and pass the requests on through
+        # this socket pair. Unlike a pipe, a SOCK_SEQPACKET socket never mixes or splits the messages of several forks.
         self._fork_server_reader, self._fork_server_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._fork_server_reader.setblocking(False)
         self._is_stopping = False

@@ -30,7 +30,7 @@ _REQUEST_SECONDS = 10.0
 heavy load may need seconds."""
 _MAX_DESCRIPTORS = 250
 """Maximum number of locks in one request, one for each node. The kernel passes at most 253 descriptors at once
-(SCM_MAX_FD)."""
+(SCM_MAX_FD), so a run with more nodes starts cold."""
 
 
 class ForkServer(TypedDict):

@@ -45,8 +45,7 @@ def supervise(request: StartRequest) -> None:
     sharing_reason = network.enter() if request["network"] == "private" else "The setting asks for the host's network."
     if sharing_reason:
         sys.stderr.write(f"The run shares the network of this machine. {sharing_reason}\n")
-    elif plans[0]["launcher"]["plan"]["controller"] == "mpi":
-        # Open MPI needs another interface than loopback, which is all that the run's own network has.
+    elif plans[0]["launcher"]["plan"]["controller"] == "mpi":  # `add_bridge` says why only MPI needs one
         bridge_problem = network.add_bridge()
         if bridge_problem:
             sys.stderr.write(f"{bridge_problem}\n")
@@ -80,7 +79,8 @@ def supervise(request: StartRequest) -> None:
 def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
     """Supervise the node of this plan to its end. Keeps only its lock, which shows that its supervisor lives."""
     node = plan["node"]
-    if node:  # the daemon has given the process of node 0 its session
+    # The process of node 0 has a session: the daemon's fork has created one, or in a cold start the pool's client.
+    if node:
         os.setsid()
     for lock_node, lock in enumerate(locks):
         if lock_node == node:
