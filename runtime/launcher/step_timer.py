@@ -58,9 +58,9 @@ _MAX_VALID_SECONDS = 1e9
 
 
 class Counts(NamedTuple):
-    """A rank's counts: calls of `step()`, steps with a duration, and the sum of the durations in seconds.
+    """A rank's counts: `calls` of `step()`, `steps` (all calls but the first, which has no duration), their `seconds`.
 
-    `communication` is the part of these seconds in which the rank waited for other ranks; None if it is not known.
+    `communication` is the part of `seconds` in which the rank waited for other ranks; None if it is not known.
     """
 
     calls: int

@@ -216,7 +216,7 @@ class Sampler:
     def sample(
         self, reading: Reading, ranks_by_pid: Mapping[int, int], counts: Mapping[int, Counts]
     ) -> Optional[Dict[str, Any]]:
-        """Return the sample since the last call's reading; None on the first call.
+        """Return the sample of the time between the reading of the last call and this one; None on the first call.
 
         `ranks_by_pid` has the live ranks; `counts` is by rank_id.
         """
@@ -263,7 +263,7 @@ class Sampler:
         return self._private_memory(pids) + files_in_memory(self._proc) if cgroup_bytes is None else cgroup_bytes
 
     def _private_memory(self, pids: Sequence[int]) -> int:
-        """Return the private memory of all processes plus the largest shared part."""
+        """Return the private memory of these processes plus the largest shared part."""
         private = shared = 0
         for pid in pids:
             fields = read_file("{}/{}/statm".format(self._proc, pid)).split()
