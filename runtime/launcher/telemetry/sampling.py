@@ -124,10 +124,10 @@ def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, i
     """Return each rank's processes, {rank_id: pids}. `ranks_by_pid` has the ranks. Orphans belong to no rank."""
     pids_by_rank: Dict[int, List[int]] = {rank_id: [] for rank_id in ranks_by_pid.values()}
     for pid in processes:
-        # The processes were not all read at the same moment, so their parents could form a loop, which `steps` ends.
-        ancestor, steps = pid, 0
-        while ancestor not in ranks_by_pid and ancestor in processes and steps < len(processes):
-            ancestor, steps = processes[ancestor].parent, steps + 1
+        # The processes were not all read at the same moment, so their parents could form a loop, which `depth` ends.
+        ancestor, depth = pid, 0
+        while ancestor not in ranks_by_pid and ancestor in processes and depth < len(processes):
+            ancestor, depth = processes[ancestor].parent, depth + 1
         if ancestor in ranks_by_pid:
             pids_by_rank[ranks_by_pid[ancestor]].append(pid)
     return pids_by_rank

@@ -267,13 +267,13 @@ def _become_rank(launcher: socket.socket) -> Script:
         if reason:
             os._exit(0)
         launcher.detach()  # so that only `_close_other_descriptors` closes it
-        report_fd, *counts_fd = _close_other_descriptors(descriptors)
+        report_fd, *counts_fds = _close_other_descriptors(descriptors)
         _reset_process(script_message)
         _wait_for_store(script_message)
     except BaseException as error:  # this process must never return into the server's loop
         sys.stderr.write("no warm rank: {!r}\n".format(error))
         os._exit(_NOT_STARTED_EXIT_CODE)
-    return Script(report_fd, sys.argv[0], counts_fd[0] if counts_fd else -1)
+    return Script(report_fd, sys.argv[0], counts_fds[0] if counts_fds else -1)
 
 
 def _reason_to_start_cold(import_folders: List[str]) -> str:
