@@ -47,6 +47,7 @@ _REFUSED_CALLS = (
     ("add_key", 248, 217, errno.EPERM),
     ("request_key", 249, 218, errno.EPERM),
     ("keyctl", 250, 219, errno.EPERM),
+    # As if the user's limit of inotify instances were reached, which libraries expect.
     ("inotify_init", 253, 0, errno.EMFILE),
     ("inotify_init1", 294, 26, errno.EMFILE),
     ("fanotify_init", 300, 262, errno.EPERM),
