@@ -5,8 +5,8 @@ The launch plan is one JSON line (`topology.LaunchPlan`). Two places call `start
 `runtime.backends.kubernetes.launcher_archive` builds. With `--pod` this process is the first of a pod, and starts a
 launcher itself: see `pod.main`.
 
-The supervisor sends the launch plan. It holds the run's token, so it arrives over a socket, where customer code can
-never read it.
+The supervisor sends the launch plan over a socket, because the plan holds the run's token, and customer code can never
+read that socket.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .warm.client import WarmRanks, import_folders, is_warm_start_useful, python
 _MAX_SOURCE_BYTES = 1 << 20
 """Maximum bytes of a source that are searched for flags and imports. Larger files are usually generated data."""
 _MAX_MODULES = 64
-"""Maximum number of modules beside the script that are searched, since the ranks start only after that. Reading so many
-takes milliseconds."""
+"""Maximum number of modules beside the script that are searched, since the ranks start only after the search. Reading
+so many takes milliseconds."""
 
 
 def main(arguments: List[str]) -> int:
@@ -38,7 +38,7 @@ def main(arguments: List[str]) -> int:
     # Python's own handler would let any process in the sandbox end this one by SIGINT. Without a handler, the first
     # process of a pid namespace does not receive the signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The ranks inherit the default action. On Slurm the sandbox starts with SIGTERM ignored.
+    # On Slurm the sandbox starts with SIGTERM ignored. The ranks would inherit that, but SIGTERM must reach them.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     supervisor_socket = socket.socket(fileno=int(arguments[arguments.index("--socket") + 1]))
     supervisor = Link(supervisor_socket)
@@ -82,7 +82,7 @@ def _read_launch_plan(supervisor: Link) -> Tuple[LaunchPlan, List[Message]]:
 
 
 def _raise_oom_score() -> None:
-    """Let the kernel kill a run before the console when memory runs out.
+    """Let the kernel kill a run before the console when memory runs out: the ranks inherit this process's score.
 
     Call this before `make_undumpable`, after which this process cannot open the file.
     """
@@ -108,9 +108,9 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
         if source is None:
             continue
         yield source
-        names = find_imports(source)
-        file_names = [name + ".py" for name in names]
-        if "runpy" in names:
+        module_names = find_imports(source)
+        file_names = [name + ".py" for name in module_names]
+        if "runpy" in module_names:
             file_names.extend(argument for argument in plan.arguments if argument.endswith(".py"))
         for file_name in file_names:
             path = os.path.join(script_folder, file_name)

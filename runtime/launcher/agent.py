@@ -73,7 +73,7 @@ class Agent:
             token = launch_plan.get("shell_token", "")
             # The selector keeps the object.
             Shells(shells_fd, self._selector, self._worker_group, python=launch_plan["python"], token=token)
-        # The node's GPUs. In a pod the launch plan names them, in a local run CUDA's own variable does.
+        # The node's GPUs. In a pod the launch plan names them, in a sandbox CUDA's own variable does.
         visible_devices = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
         self._devices = [name for name in launch_plan.get("devices") or visible_devices if name]
         self._start_seconds = float(launch_plan.get("start_seconds") or START_SECONDS)
@@ -143,7 +143,8 @@ class Agent:
     def _handle(self, source: Any) -> None:
         """Handle one ready file, by the data that was registered with it.
 
-        The data is the supervisor's Link, a Rank (for its reports), a function to call, or an object of `Peers`.
+        The data is the supervisor's Link, a Rank (for its reports), a function to call, or what `Peers` has
+        registered.
         """
         if source is self._supervisor:
             self._handle_supervisor()
@@ -381,7 +382,8 @@ class Agent:
         self._report_failures()
         if isinstance(reported_cause, dict):
             self._report({"type": "cause", "cause": {**reported_cause, "heard": True}})
-        # The hub passes the abort on, since other nodes are connected only to the hub. Its sender then ignores it.
+        # The hub passes the abort on, since other nodes are connected only to the hub. The node that reported the abort
+        # is ending already, and ignores it.
         self._peers.send({"type": "abort", "cause": reported_cause})
         self._end_ranks()
 

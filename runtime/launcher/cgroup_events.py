@@ -1,7 +1,7 @@
 """Counters of this container's control group: OOM kills, refused processes, memory and CPU time.
 
-Supports v1 and v2. A counter that cannot be read is 0. With v1, a group without a limit is taken for the machine's:
-memory and CPU time are then None, since they would include other containers'.
+Supports v1 and v2. A counter that cannot be read is 0. With v1, a group without a limit is taken for that of the whole
+machine: memory and CPU time are then None, since they would include those of other containers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = "/sys/fs/cgroup"
 # Files below ROOT: that of v2, then that of v1.
 _OOM_FILES = ("memory.events", "memory/memory.oom_control")
 _REFUSAL_FILES = ("pids.events", "pids/pids.events")
-_LIMIT_FILES = ("pids.max", "pids/pids.max")
+_PROCESS_LIMIT_FILES = ("pids.max", "pids/pids.max")
 # For v2, then for v1: the file with the memory in use, the file with statistics, and their field with the size of the
 # caches that the kernel can drop.
 _MEMORY_FILES = (
@@ -54,7 +54,7 @@ def process_limit(root: str = ROOT) -> Optional[int]:
 
     The kubelet may set it on the pod's group, which is above the container's.
     """
-    limits = [_read_number(root, name) for name in _LIMIT_FILES]
+    limits = [_read_number(root, name) for name in _PROCESS_LIMIT_FILES]
     return next((limit for limit in limits if limit is not None), None)
 
 
@@ -71,7 +71,7 @@ def memory_bytes(root: str = ROOT) -> Optional[int]:
 
 def cpu_seconds(root: str = ROOT) -> Optional[float]:
     """Return the CPU seconds that all processes have used so far; None without a group of its own."""
-    if os.path.exists(os.path.join(root, "cpu.max")):
+    if os.path.exists(os.path.join(root, "cpu.max")):  # v2, in which the machine's own group has no such file
         return _read_field(root, ["cpu.stat"], "usage_usec") / 1e6
     nanoseconds = _read_number(root, "cpuacct/cpuacct.usage")
     is_limited = (_read_number(root, "cpu/cpu.cfs_quota_us") or 0) > 0

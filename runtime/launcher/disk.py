@@ -2,8 +2,8 @@
 
 Hostile code may write to these folders. A measurement therefore opens each folder relative to its parent's descriptor
 and follows no links. The code runs as the same user and may have removed the read permission of its own folders. A
-measurement restores it, because files below them use disk too. It proceeds in small steps, so that even a huge tree of
-files does not delay a supervisor's timers.
+measurement restores it, because files below them use disk too. Measuring proceeds in small steps, so that even a huge
+tree of files does not delay a supervisor's timers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _FINAL_SECONDS = 10.0
 """How long measuring one folder may take after the run. If it takes longer, the run counts as having filled the disk.
 """
 _FILLED_SHARE = 0.9
-"""If the disk is full, a run that used at least this share of its limit counts as having filled it."""
+"""If the disk is full, a run that used at least this share of its limit counts as having filled it. The share is below
+1, because others write to the same disk."""
+_DELETED_FILES = "unlinked"
+"""The name of the measurement of deleted files, among those of the folders, in `DiskLimit`."""
 
 
 class FolderUsage(NamedTuple):
@@ -109,10 +112,10 @@ class DiskLimit:
     """The limit of what the run may add to its folders. Node 0 measures repeatedly, for all nodes.
 
     `folders` are named `run` (empty at the start), `checkpoints`, `outputs`, and `workspace` if the run may write to
-    it. `available_bytes` is the free space at the start. If it is positive but smaller than `limit_bytes`, it is the
-    limit. `open_files` yields the run's open files as paths like /proc/<pid>/fd/<number>; some may have been deleted.
-    Without `repeats`, only the start and the end are measured. `by_quota`: the limit is the rest of the organization's
-    storage quota.
+    it. `available_bytes` is the free space at the start, and the limit if it is smaller than `limit_bytes`. It is not
+    positive if it is unknown or the disk is full, and then `limit_bytes` is the limit. `open_files` yields the run's
+    open files as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and
+    the end are measured. `by_quota`: the limit is the rest of the organization's storage quota.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class DiskLimit:
             self._measuring_seconds = 0.0
             self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
             if self._open_files is not None:
-                self._measurements["unlinked"] = DeletedFileMeasurement(
+                self._measurements[_DELETED_FILES] = DeletedFileMeasurement(
                     self._open_files(), list(self._folders.values())
                 )
         step_started_at = time.monotonic()
@@ -209,7 +212,7 @@ class DiskLimit:
             if usage is None:
                 continue
             # The first measurement sets the size before the run, except for deleted files: those are the run's own.
-            initial_bytes = self._initial_bytes.setdefault(name, 0 if name == "unlinked" else usage.bytes)
+            initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
             self._added_bytes[name] = usage.bytes - initial_bytes
             is_incomplete |= usage.is_incomplete
             if name == "checkpoints":
@@ -354,7 +357,7 @@ def _grant_read_access(name: str, parent_fd: Optional[int]) -> None:
         return
     descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
-        # Of the open folder, even if its name was replaced.
+        # By its descriptor, since the code may have put another folder or a link in its place.
         os.chmod("/proc/self/fd/{}".format(descriptor), stat.S_IMODE(status.st_mode) | 0o500)
     finally:
         os.close(descriptor)

@@ -78,6 +78,7 @@ def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
     """Return the variables of the Gloo controller, which horovodrun would set, without the prefix HOROVOD_."""
     values = {
+        # A node keeps its host name in later rounds, although its number may change.
         "HOSTNAME": plan.host(plan.node if plan.original_node < 0 else plan.original_node),
         "RANK": str(plan.rank(local_rank)),
         "SIZE": str(plan.world_size),

@@ -71,9 +71,9 @@ class RendezvousServer(ThreadingHTTPServer):
             self._waiting_workers = set() if new_workers else self._waiting_workers & set(places)
             self._have_all_met = False
             self._end_meeting_if_complete()
-            self._changed.notify_all()
+            self._changed.notify_all()  # a worker that waits, but has no place any more, gets its answer now
             if new_workers:
-                self.values.clear()
+                self.values.clear()  # as in `_end_meeting_if_complete`
 
     @property
     def have_all_met(self) -> bool:

@@ -27,7 +27,8 @@ from typing import Any, Dict, List
 _CHUNK_BYTES = 1 << 16
 """Maximum bytes that are copied at a time between uv and the proxy."""
 _DIST_INFO = re.compile(r"([A-Za-z0-9][A-Za-z0-9._]*)-([A-Za-z0-9][A-Za-z0-9.!+_]*)\.dist-info")
-"""A folder with the metadata of an installed package. Installers leave others behind, such as `~orch-2.0.dist-info`."""
+"""A folder with the metadata of an installed package. Installers leave other folders behind, such as
+`~orch-2.0.dist-info`."""
 _PTH_LOADER = "sitecustomize.py"
 """The name of the module that `write_pth_loader` adds. Python imports a module of this name when it starts."""
 _PTH_LOADER_SOURCE = '''"""Process the .pth files beside this file, then run the image's own sitecustomize, if any.

@@ -22,7 +22,7 @@ _MIN_INTERVAL_SECONDS = 0.1
 _INTERVAL_SHARE = 2**-16
 """Minimum interval as a share of the time for which this process has written the log. It exceeds
 `_MIN_INTERVAL_SECONDS` after 1.8 hours, and bounds the file: 4 MiB after a day of steady output, 7 MiB after a month,
-with times that are 40 s off at most. A restarted pod begins anew, so each restart adds as much."""
+with times that are 40 s off at most. A restarted pod begins with the short interval again."""
 
 
 class LogTimes:
@@ -49,10 +49,10 @@ class LogTimes:
                 self._file = open_file(self._path, os.O_CREAT)
                 # A restarted pod continues the files of the one before.
                 self._size_bytes = os.fstat(self._file).st_size // PAIR.size * PAIR.size
-            # The log is asked for its end. A count of the written bytes could be wrong: in a pod, customer code can
-            # truncate or extend the log.
+            # The offset is the log's present end. A count of the written bytes could be wrong: in a pod, customer code
+            # can truncate or extend the log.
             pair = PAIR.pack(os.lseek(log_fd, 0, os.SEEK_END), int(time.time() * 1000))
-            # On a full disk a part may be written, which the next pair overwrites.
+            # On a full disk only a part of the pair may be written, which the next pair overwrites.
             if os.pwrite(self._file, pair, self._size_bytes) == PAIR.size:
                 self._size_bytes += PAIR.size
 

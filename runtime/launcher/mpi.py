@@ -93,7 +93,7 @@ class Mpi:
         self._daemon_waiters = {}
         self._mpirun_exit = None
         self._give_up_at = time.monotonic() + START_SECONDS
-        self._worker_group.clear()
+        self._worker_group.clear()  # `start_rank`, which is called for each stub, only adds ranks
         if self._listener is None:
             os.makedirs(_SOCKET_FOLDER, mode=0o700, exist_ok=True)
             # mpirun runs one command line on all nodes, so the path is the same everywhere.
@@ -314,7 +314,8 @@ def mpirun_environment(plan: Plan, agent: str) -> Dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if plan.interface == "lo":
-        # All nodes are on one machine. Open MPI refuses loopback between hosts, so the interface is not set.
+        # All nodes are on one machine. Open MPI refuses loopback between hosts, so the interface is not set. `ob1` is
+        # the part of Open MPI that uses these transports.
         values.update({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": _SAME_MACHINE_TRANSPORTS})
     elif plan.interface:
         values.update({"OMPI_MCA_btl_tcp_if_include": plan.interface, "PRTE_MCA_prte_if_include": plan.interface})

@@ -70,7 +70,7 @@ class Node:
         self._plan = plan
         # The same as `Plan.elastic`.
         self._is_elastic = 0 < int(plan_fields.get("min_nodes", 0)) < int(plan_fields["nodes"])
-        # With other ranks, an error may be the echo of a failure of theirs (`echoes`).
+        # If there are other ranks, an error may be the echo of another rank's failure (`echoes`).
         self._has_peers = int(plan_fields["nodes"]) * int(plan_fields["workers"]) > 1
         self._node = record.node
         self._record = record

@@ -5,8 +5,8 @@ process's monotonic clock.
 
 If the launcher dies or stops answering, who pays depends on whether customer code has started. If it has, the customer
 pays: the code shares the launcher's user and node, and the supervisor still runs, so the machine works. Otherwise the
-platform pays. Two observations override this rule: the supervisor was itself stopped for a while, or the kernel has
-counted OOM kills.
+platform pays. Two observations override this rule. If the supervisor was itself stopped for a while, the launcher's
+silence does not count. If the kernel has counted OOM kills, they may explain why the launcher died.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class NodeLimits:
         return max(0.0, min([self.check_interval, *(at - now for at in timers)]))
 
     def is_due(self, now: float) -> bool:
-        """Whether the next `check` is due. If so, the caller makes it now, and the interval begins again."""
+        """Whether the next `check` is due. The caller must then call `check`, because the next interval has begun."""
         if now < self._checked_at + self.check_interval:
             return False
         self._checked_at = now
@@ -166,7 +166,7 @@ class NodeLimits:
 
     @staticmethod
     def is_recent(counter: EventCounter, now: float) -> bool:
-        """Whether the kernel counted such an event so recently that it explains a rank that fails now."""
+        """Whether this counter increased so recently that its event explains a rank that fails now."""
         return counter.increased_at is not None and now - counter.increased_at <= EVENT_EFFECT_SECONDS
 
     def out_of_memory_verdict(self, rank: Optional[int], used_bytes: Optional[int] = None) -> Verdict:

@@ -61,7 +61,7 @@ def end_when_idle() -> None:
     count_activity = APIHandler.update_api_activity
 
     def update_api_activity(handler: "Any") -> None:
-        # The layout is saved below `/lab/api/`.
+        # The layout is saved below `/lab/api/`, so saving it does not count.
         if handler.request.method not in ("GET", "HEAD", "OPTIONS") and handler.request.path.startswith("/api/"):
             count_activity(handler)
 
@@ -80,10 +80,10 @@ def end_when_idle() -> None:
 def write_preferences(home: str) -> None:
     """Have JupyterLab save open files often, and turn off its news and its search for updates.
 
-    The latter two need the internet, which a sandbox does not have.
+    News and updates need the internet, which a sandbox does not have.
     """
     settings = {
-        # In JupyterLab's schema the former is one of three texts, the latter a boolean.
+        # In JupyterLab's schema, `fetchNews` is one of three texts, and `checkForUpdates` a boolean.
         "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
         "docmanager-extension/plugin": {"autosaveInterval": AUTOSAVE_SECONDS},
     }

@@ -27,7 +27,7 @@ class Output:
         self._launcher: Optional[RankLog] = None
         self._paused_logs: List[RankLog] = []  # each has `paused_until`, and returns to the selector then
         self.mask = Mask()
-        """Replaces the values of secrets in the logs. A log keeps the mask with which it was opened."""
+        """Replaces the values of secrets. A log uses the mask that is set when the log is opened."""
 
     @property
     def is_full(self) -> bool:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from typing import Any, List, Tuple
 
 PLATFORM_FILE_NAME = "<trainyard>"
-"""The file name under which `step_timer` is compiled. Customers see it in tracebacks from which the platform's frames
-cannot be removed."""
+"""The file name under which `step_timer` is compiled, and in a warm start this module. Customers see it in tracebacks
+from which the platform's frames cannot be removed."""
 IMAGE_LINKS = "/opt/trainyard/images"
-"""The folder of links to the image and its interpreter, in a sandbox of the local backend."""
+"""The folder of links to the image and its interpreter, in a sandbox. Elsewhere there is none."""
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _PLATFORM_FILES = (os.path.join(_FOLDER, "rank.py"), os.path.join(_FOLDER, "warm", "forkserver.py"))
 _MAX_REPORT_BYTES = 4000
@@ -271,7 +271,7 @@ def _remove_platform_lines(text: str) -> str:
 
 
 def find_displayed_paths() -> "List[Tuple[str, str]]":
-    """Return pairs (path on the host, link in IMAGE_LINKS): customers are shown the link instead of the path."""
+    """Return what to show customers in place of paths of the host: pairs of such a path and its link in IMAGE_LINKS."""
     try:
         with os.scandir(IMAGE_LINKS) as entries:
             links = [entry.path for entry in entries if entry.is_symlink()]
@@ -299,7 +299,7 @@ def show_stacks(report_fd: int) -> None:
 
 
 def count_steps(counts_fd: int) -> None:
-    """Count a framework's steps once the script imports it, or from now on if it is imported (in a forked rank)."""
+    """Count a framework's steps once the script imports it, or now if it is imported already, as in a forked rank."""
     if counts_fd < 0:
         return
     try:
@@ -356,7 +356,7 @@ def _load_step_timer() -> "Any":
         with open(path, "rb") as file:
             source = file.read()
         module = type(sys)(_STEP_TIMER_MODULE)
-        exec(compile(source, PLATFORM_FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - it is our own
+        exec(compile(source, PLATFORM_FILE_NAME, "exec"), module.__dict__)  # noqa: S102 - the platform's code
         sys.modules[_STEP_TIMER_MODULE] = module
     return sys.modules[_STEP_TIMER_MODULE]
 

@@ -41,8 +41,8 @@ class RankLog:
     """A pipe and the file that its data goes to. The end of the output is kept in memory, also beyond the limit.
 
     `on_data` is called with the file's data, even if the file cannot be written. `mask` replaces the values of secrets
-    in the data. It holds back bytes at the end that may begin such a value, until the next output. The times of the
-    data go to a file beside the log (`LogTimes`). `problem` is a sentence about a failed write, or "".
+    in the data. Bytes at the end that may begin such a value are held back until the next output. The times of the data
+    go to a file beside the log (`LogTimes`). `problem` is a sentence about a failed write, or "".
     """
 
     def __init__(

@@ -174,7 +174,7 @@ class Record:
                 self._write_into_reserved()
             if not self._is_unsaved:
                 break
-            self.heartbeat()
+            self.heartbeat()  # else this supervisor would count as frozen meanwhile
         with contextlib.suppress(OSError):
             os.unlink(self._reserved_path)
         self.notify()

@@ -17,7 +17,7 @@ limits, priority or scheduling class. Pods get only this part (`pod_filter`), si
 its own. They are also refused vsock sockets, which the filters of older runtimes allow.
 
 The filter refuses no call that training needs; Docker's default filter refuses more calls. If libraries have a fallback
-for a refused call, the call fails with an error after which they use it, such as ENOSYS.
+for a refused call, the call fails with the error that makes them use the fallback, such as ENOSYS.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _REFUSED_CALLS = (
     ("add_key", 248, 217, errno.EPERM),
     ("request_key", 249, 218, errno.EPERM),
     ("keyctl", 250, 219, errno.EPERM),
+    # As if the user's limit of inotify instances were reached, which libraries expect.
     ("inotify_init", 253, 0, errno.EMFILE),
     ("inotify_init1", 294, 26, errno.EMFILE),
     ("fanotify_init", 300, 262, errno.EPERM),
@@ -144,7 +145,7 @@ class _Rule(NamedTuple):
 
 
 def _equals(position: int, value: int) -> _Condition:
-    # Also for negative numbers, such as a process group in `kill`.
+    # The low 32 bits stand for negative numbers too, such as a process group in `kill`.
     return _Condition(position, _EQUALS, value & 0xFFFFFFFF, must_hold=True)
 
 

@@ -1,6 +1,6 @@
 """Run a shell on a pseudo-terminal, and connect the terminal with a socket: descriptor 1. See `shells`.
 
-An argument is a token: the socket must deliver the same token first, and gets READY in return.
+The argument, if there is one, is a token. The socket must then deliver the same token first, and gets READY in return.
 
 The terminal's output is sent to the socket unchanged. The socket delivers frames. A frame is one byte with its kind,
 the length of its content in two bytes (big-endian), and the content. The kinds are:

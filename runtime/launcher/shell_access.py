@@ -10,8 +10,8 @@ import hashlib
 import hmac
 
 _FIRST_PORT = 28000
-"""The port of node 0's shells; the other nodes' follow it. They are below the ports that Linux gives to connections,
-and not used by the frameworks."""
+"""The port of node 0's shells. The ports of the other nodes follow it. They are below the ports that Linux gives to
+connections, and the frameworks do not use them."""
 
 
 def port_of(node: int) -> int:

@@ -1,9 +1,10 @@
 """The shells of one node. The launcher starts one for each connection to a socket that it inherits.
 
-From outside the node, only the console can open one. The launcher of a sandbox listens on a Unix socket whose path is
-outside the sandbox. That of a pod listens on a port of loopback, and connections must send a token. Ranks do not
-inherit the descriptor. A shell is a process of the node like any other, with the filter, limits and user of the run's
-code. It is not a rank: its end is not a failure, its output is not a sign of progress, and it ends with the launcher.
+From outside the node, only the console can open a shell. The launcher of a sandbox listens on a Unix socket whose path
+is outside the sandbox. The launcher of a pod listens on a port of loopback, and connections must send a token. Ranks do
+not inherit the listening descriptor. A shell is a process of the node like any other, with the filter, limits and user
+of the run's code. It is not a rank: its end is not a failure, its output is not a sign of progress, and it ends with
+the launcher.
 
 In a pod, customer code can connect to that port too. The launcher therefore never reads from a connection. Only the
 process of `shell` does, which customer code may kill or replace.

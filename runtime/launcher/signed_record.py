@@ -59,7 +59,7 @@ def read_record(signed: bytes, key: str, *, run_name: str, node: int) -> Optiona
 
 
 def sign_stop(run_name: str, grace_seconds: float, key: str) -> bytes:
-    """Return a signed request that the pods of a run end within so many seconds after they read it."""
+    """Return a signed request that the pods of a run end at most `grace_seconds` after they read it."""
     return _sign({"run": run_name, "end_within": grace_seconds}, key)
 
 
@@ -73,7 +73,8 @@ def read_stop(signed: bytes, key: str, *, run_name: str) -> Optional[float]:
 def _verify(signed: bytes, key: str) -> Optional[Dict[str, Any]]:
     """Return the signed object; None unless its signature is valid."""
     body, separator, signature = signed.strip().rpartition(_SIGNATURE_START)
-    # An empty key stands for one that is not known, such as that of a deleted Secret. Anybody could sign with it.
+    # An empty key means that the key is not known, for example because its Secret was deleted. Anybody could sign with
+    # an empty key.
     if not separator or not signature.endswith(_SIGNATURE_END) or not key:
         return None
     body += b"}"

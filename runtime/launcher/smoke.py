@@ -31,7 +31,7 @@ MAX_COUNTED_FILES = 100_000
 ALL_REDUCE_ELEMENTS = 1 << 20
 """Numbers that the timed all-reduce sums: 4 MiB of 32-bit floats, about the size of one of DDP's buckets."""
 ALL_REDUCE_REPETITIONS = 5
-"""Timed repetitions of the all-reduce. The report has the shortest, which other load on the machine disturbs least."""
+"""Timed repetitions of the all-reduce. The report has the shortest time, since other load affects it least."""
 
 Result = TypeVar("Result")
 

@@ -58,9 +58,9 @@ _MAX_VALID_SECONDS = 1e9
 
 
 class Counts(NamedTuple):
-    """A rank's counts: calls of `step()`, steps with a duration, and the sum of the durations in seconds.
+    """A rank's counts: `calls` of `step()`, `steps` (all calls but the first, which has no duration), their `seconds`.
 
-    `communication` is the part of these seconds in which the rank waited for other ranks; None if it is not known.
+    `communication` is the part of `seconds` in which the rank waited for other ranks; None if it is not known.
     """
 
     calls: int
@@ -184,9 +184,9 @@ class Recorder:
         data = module._get_ddp_logging_data()  # noqa: SLF001 - torch has no public name for it
         iteration = int(data.get("iteration", 0))
         if iteration > last_iteration and "backward_comm_time" in data:
-            waited = int(data["backward_comm_time"]) - int(data.get("backward_compute_comm_overlap_time", 0))
             # DDP measures nanoseconds of one step.
-            self._add_communication(max(0, waited) * 1e-9 * (iteration - last_iteration))
+            waited_ns = int(data["backward_comm_time"]) - int(data.get("backward_compute_comm_overlap_time", 0))
+            self._add_communication(max(0, waited_ns) * 1e-9 * (iteration - last_iteration))
         return max(iteration, last_iteration)
 
     def _add_communication(self, seconds: float) -> None:

@@ -242,7 +242,7 @@ def _declared_flag(source: str) -> Optional[str]:
             for value in constants:
                 if value in LOCAL_RANK_FLAGS:
                     return str(value)
-        elif name.startswith(_ABSL_PREFIX) and constants[:1] == ["local_rank"]:
+        elif name.startswith(_ABSL_PREFIX) and constants[:1] == ["local_rank"]:  # absl adds the dashes itself
             return "--local_rank"
     return None
 

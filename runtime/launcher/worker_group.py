@@ -33,14 +33,15 @@ connects too early is refused, and retries only after about half a second."""
 _READ_BYTES = 1 << 16
 """The default size of a pipe, so one read returns everything that an ended rank has reported."""
 _FAILURE_FIELDS = 5
-"""A rank reports an exception with these fields first, then with its chain of causes: see `rank.py`, which sends it."""
+"""How many fields of a rank's report describe the exception itself. Those of its chain of causes follow: see `rank.py`,
+which sends the report."""
 
 
 class ScriptFailure(NamedTuple):
     """The reason why a rank's script ended, as the rank reported it.
 
-    `exception` is the name of its type ("": unknown), followed by its text and its place. `exit_code` is what the
-    process will end with, unless a signal or a handler of the script changes it. `echo`: the exception only
+    `exception` is the name of the exception's type ("": unknown), followed by its text and its place. `exit_code` is
+    what the process will end with, unless a signal or a handler of the script changes it. `echo`: the exception only
     follows from the end of another rank (`echoes`).
     """
 
@@ -223,7 +224,7 @@ class WorkerGroup:
             environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], self._environment["PYTHONPATH"])
         if not local_rank:
             self.first_environment = environment
-        # The path of the first; the second is placed beside it.
+        # `rank.py` loads `step_timer.py` from its own folder, so both are extracted there.
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
         # Arguments cannot refer to secrets: the console rejects such an order.

@@ -1,6 +1,6 @@
-"""Enforce a pod's deadline even if its main thread is blocked: a write to stalled storage may never return.
+"""Enforce a pod's deadline even if the main thread is blocked: a write to stalled storage may never return.
 
-A second thread acts only if the main thread is late.
+A second thread of the pod's first process acts only if the main thread is late.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ class PodLimits(NodeLimits):
         now = time.monotonic()
         self._has_launcher = True
         self._last_message_at = now
+        # At least one second, because 0 would stand for the launcher's own default (`agent`).
         return max(1.0, self._created_at + float(self._plan["start_seconds"]) - now)
 
     def check(self, now: float) -> Optional[Verdict]:

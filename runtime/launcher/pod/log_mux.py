@@ -2,7 +2,7 @@ r"""Write the output of a pod's processes to its stdout, line by line, each line
 
     <rank>\t<text>     a line, or the last piece of one
     <rank>+\t<text>    a piece of a line; the rank's next piece continues it
-    -\t<text>          output of the platform
+    -\t<text>          output of the platform; like a rank's, a piece of a line has -+\t
 
 A reader that joins a rank's pieces gets its exact output. A slow reader slows the ranks down (`is_full`). If stdout
 accepts nothing for `STALL_SECONDS`, output is dropped, and a line says so. If stdout is closed, nothing is written.

@@ -241,7 +241,7 @@ class Peers:
             return
         del self._unverified[link]
         self._selector.unregister(link)
-        link.socket.settimeout(SILENCE_SECONDS)
+        link.socket.settimeout(SILENCE_SECONDS)  # a node that reads nothing for so long counts as lost anyway
         link.max_line_bytes = MAX_LINE_BYTES
         address = hello.get("address")
         if isinstance(address, str) and address:

@@ -289,7 +289,7 @@ class HangDetector:
         return max(self._min_hang_seconds, min(self._hang_seconds, _IDLE_FACTOR * self._longest_idle_seconds))
 
     def should_inspect(self, now: float) -> bool:
-        """Whether to inspect every rank now. If so, this call begins the inspection.
+        """Whether to inspect every rank now. A call that returns True begins the inspection.
 
         The caller asks every node, and passes each answer to `add_inspection`.
         """

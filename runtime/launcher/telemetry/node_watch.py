@@ -304,8 +304,8 @@ class NodeWatch:
         self._hang = self._detector.find_hang(now)
         if self._hang is not None:
             other_nodes = self._detector.other_nodes(self._plan.node)
-            # Time in which the code computed is paid, even if it only spun: that is known only from stacks, which the
-            # code could fake.
+            # Time in which the code computed is paid, even if it only spun: only stacks show that it spun, and the code
+            # could fake them.
             self._progress_at = time.time() - self._detector.idle_seconds
             # The bill counts seconds of the whole run, so the idle period's CPU seconds are divided by the run's cores.
             cores = (self._plan.cpus or 1.0) * (1 + len(other_nodes))

@@ -124,10 +124,10 @@ def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, i
     """Return each rank's processes, {rank_id: pids}. `ranks_by_pid` has the ranks. Orphans belong to no rank."""
     pids_by_rank: Dict[int, List[int]] = {rank_id: [] for rank_id in ranks_by_pid.values()}
     for pid in processes:
-        # The processes were not all read at the same moment, so their parents could form a loop, which `steps` ends.
-        ancestor, steps = pid, 0
-        while ancestor not in ranks_by_pid and ancestor in processes and steps < len(processes):
-            ancestor, steps = processes[ancestor].parent, steps + 1
+        # The processes were not all read at the same moment, so their parents could form a loop, which `depth` ends.
+        ancestor, depth = pid, 0
+        while ancestor not in ranks_by_pid and ancestor in processes and depth < len(processes):
+            ancestor, depth = processes[ancestor].parent, depth + 1
         if ancestor in ranks_by_pid:
             pids_by_rank[ranks_by_pid[ancestor]].append(pid)
     return pids_by_rank
@@ -216,7 +216,7 @@ class Sampler:
     def sample(
         self, reading: Reading, ranks_by_pid: Mapping[int, int], counts: Mapping[int, Counts]
     ) -> Optional[Dict[str, Any]]:
-        """Return the sample since the last call's reading; None on the first call.
+        """Return the sample of the time between the reading of the last call and this one; None on the first call.
 
         `ranks_by_pid` has the live ranks; `counts` is by rank_id.
         """
@@ -263,7 +263,7 @@ class Sampler:
         return self._private_memory(pids) + files_in_memory(self._proc) if cgroup_bytes is None else cgroup_bytes
 
     def _private_memory(self, pids: Sequence[int]) -> int:
-        """Return the private memory of all processes plus the largest shared part."""
+        """Return the private memory of these processes plus the largest shared part."""
         private = shared = 0
         for pid in pids:
             fields = read_file("{}/{}/statm".format(self._proc, pid)).split()

@@ -96,8 +96,8 @@ class StackCapture:
     def __init__(self, ranks: Mapping[int, CaptureTarget], proc: str = PROC) -> None:
         self._ranks = dict(ranks)
         self._proc = proc
-        self._output: Dict[int, bytes] = {}
-        self._unavailable: Dict[int, str] = {}
+        self._output: Dict[int, bytes] = {}  # of the ranks that were sent the signal
+        self._unavailable: Dict[int, str] = {}  # for each other rank, why it was not
         self._started_at = 0.0
         self._last_data_at: Dict[int, float] = {}
 

@@ -143,7 +143,7 @@ def _sets_framework_environment(sources: Sequence[str]) -> bool:
 
 
 def _imports_only_stdlib(sources: Sequence[str], folder: str) -> bool:
-    """Whether the script imports no framework. Then a cold start is faster: a warm rank must unload one on exit."""
+    """Whether the script imports no framework. Then a cold start is faster: a warm rank unloads a framework on exit."""
     stdlib = getattr(sys, "stdlib_module_names", None)  # Python 3.10 and later
     if stdlib is None or any(text in source for source in sources for text in _DYNAMIC_IMPORTS):
         return False

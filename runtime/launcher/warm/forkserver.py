@@ -72,7 +72,7 @@ def _load_rank_module() -> Any:
     module = type(sys)("launcher.rank")
     module.__file__ = path
     with open(path, "rb") as file:
-        exec(compile(file.read(), "<trainyard>", "exec"), module.__dict__)  # noqa: S102 - our own code
+        exec(compile(file.read(), "<trainyard>", "exec"), module.__dict__)  # noqa: S102 - the platform's code
     return module
 
 
@@ -194,7 +194,7 @@ def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str
         file.write(str(request["oom_score_adj"]))
     for folder in request["cgroups"]:
         with open(folder + "/cgroup.procs", "w") as file:
-            file.write("0")
+            file.write("0")  # stands for the process that writes
     # No process of the sandbox can read or trace this one until `_reset_process`, which is called in each rank.
     _raise_on_error(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
     host_namespaces = _namespaces()
@@ -257,7 +257,7 @@ def _become_rank(launcher: socket.socket) -> Script:
     """Wait for the launcher's script and become the rank that runs it; end this process where that fails."""
     try:
         launcher.send(json.dumps({"type": "ready"}).encode())
-        # `None`, since there are two, or three with step counts.
+        # `None`, since two descriptors come, or three with step counts.
         script_message, descriptors = receive(launcher, descriptor_count=None)
         if not script_message:
             os._exit(0)
@@ -267,13 +267,13 @@ def _become_rank(launcher: socket.socket) -> Script:
         if reason:
             os._exit(0)
         launcher.detach()  # so that only `_close_other_descriptors` closes it
-        report_fd, *counts_fd = _close_other_descriptors(descriptors)
+        report_fd, *counts_fds = _close_other_descriptors(descriptors)
         _reset_process(script_message)
         _wait_for_store(script_message)
     except BaseException as error:  # this process must never return into the server's loop
         sys.stderr.write("no warm rank: {!r}\n".format(error))
         os._exit(_NOT_STARTED_EXIT_CODE)
-    return Script(report_fd, sys.argv[0], counts_fd[0] if counts_fd else -1)
+    return Script(report_fd, sys.argv[0], counts_fds[0] if counts_fds else -1)
 
 
 def _reason_to_start_cold(import_folders: List[str]) -> str:
@@ -282,7 +282,7 @@ def _reason_to_start_cold(import_folders: List[str]) -> str:
     It cannot if one of its own modules has the name of a module that is loaded here: importing it would return the
     loaded one.
     """
-    # An interpreter imports `sitecustomize` when it starts.
+    # An interpreter imports `sitecustomize` when it starts, and this one has started already.
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__", "launcher"} | {"sitecustomize"}
     for folder in import_folders:
         try:
@@ -332,7 +332,7 @@ def _reset_process(script_message: Dict[str, Any]) -> None:
             module.seed()
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
-        processes.current_process().authkey = os.urandom(32)
+        processes.current_process().authkey = os.urandom(32)  # all forks have inherited the same key
     torch = sys.modules.get("torch")
     threads = script_message["environment"].get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdigit():
