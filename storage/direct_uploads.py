@@ -237,7 +237,7 @@ def uploads_to_fetch() -> QuerySet[Upload]:
 
 @shared_task
 def fetch_uploads() -> None:
-    """Fetch `uploads_to_fetch` one after the other, unless another process does so."""
+    """Fetch `uploads_to_fetch` one after the other, unless another process is fetching."""
     with _fetch_lock() as is_locked:
         tried_ids: set[int] = set()
         while is_locked and (upload := uploads_to_fetch().exclude(pk__in=tried_ids).first()):
@@ -245,7 +245,7 @@ def fetch_uploads() -> None:
             try:
                 fetch(upload)
             except CustomerError as error:
-                # `uploads.finish` has stored it with the upload. If it left the upload open, a later task tries again.
+                # `uploads.finish` has stored the error with the upload, or left the upload open for a later task.
                 log.info("Upload %s was not used: %s", upload.pk, error.code)
             except BUCKET_ERRORS:
                 log.exception("Upload %s can't be fetched from the bucket now", upload.pk)
