@@ -33,8 +33,8 @@ MAX_SHARES = 100
 LABEL_LIMIT = 100
 """The length of a label's database column, in characters."""
 OWN_RANK, SHARED_RANK, PUBLIC_RANK = 0, 1, 2
-"""The `rank` of a dataset for an organization that may read it. Of several datasets with the same name, it uses the
-one with the lowest rank."""
+"""The `rank` of a dataset for an organization that may read it. Of several datasets with the same name, the
+organization uses the one with the lowest rank."""
 PUBLIC_OWNER_SLUG = "public.datasets"
 """The slug of the organization that owns the installation's own public datasets. It has no members. No customer's
 organization can have this slug, because slugs that are made from names have no dots."""
