@@ -1,9 +1,9 @@
 """Direct uploads: a client sends the parts of a large upload to the operator's S3 bucket, and a worker fetches them.
 
-The server creates a multipart upload in the bucket, signs a URL for each part, and checks and joins the parts. Then a
-worker fetches the joined object. From there on it is like an upload by tus, the protocol for resumable uploads, with
-the same rows, quota and results (`uploads`). A client can only use the signed URLs of its parts. It cannot choose the
-object's key, which contains the upload's random key.
+The console creates a multipart upload in the bucket, signs a URL for each part, checks the parts, and lets the bucket
+join them. Then a worker fetches the joined object. From there on the upload is like one by tus, the protocol for
+resumable uploads, with the same rows, quota and results (`uploads`). A client can only use the signed URLs of its
+parts. It cannot choose the object's key, which contains the upload's random key.
 
 Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
 unfinished upload needs.

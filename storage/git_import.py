@@ -81,7 +81,7 @@ def git_fill(
     `secret` is the name of the organization's secret with an access token, or empty. `report` is called every
     REPORT_SECONDS with the number of received bytes, and may raise an exception to stop. Raises InvalidInput with the
     fields `git_url`, `git_branch` and `git_secret`. The function raises GitFailed, TooLarge, BadArchive, UnsafePath,
-    and NotFound if the secret was deleted meanwhile.
+    and SecretUnreadable, also if the secret was deleted meanwhile.
     """
     host, addresses = _check_host(url)
     if branch and not _BRANCH.match(branch):

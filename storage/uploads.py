@@ -80,8 +80,8 @@ FLUSH_BYTES = 64 * 1024**2
 """Each time this many bytes have arrived, they are forced to the disk while more arrive. So the client does not wait
 for all of them at the end. At most twice as many are not yet on the disk."""
 FETCH_LOCK_FILE = "fetch-slot"
-"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
-because garbage collection must keep the file."""
+"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is defined
+here, because `needed_file_names` must have it."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
 """The states of uploads that have neither a result nor an error yet."""
 
