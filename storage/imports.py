@@ -282,6 +282,7 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
             name = bucket_import.receive(row, file, _listing_of(row), reservation)
         else:
             name = posixpath.basename(unquote(urlsplit(row.url).path))
+            # Bytes of an earlier process are kept only if the server can confirm that the file has not changed.
             offset = file.seek(0, os.SEEK_END) if row.validator else 0
             reservation.count(size_bytes=offset, entries=1)
             _transfer(row, file, reservation, offset)

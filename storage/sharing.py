@@ -173,6 +173,7 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
         share.recipient, share.accepted_at = organization, now
         share.save(update_fields=["recipient", "accepted_at"])
         record_audit_event(organization=organization, actor=user, action="dataset.share_accepted", target=dataset.name)
+        # Without an actor, because neither side learns the other's name.
         record_audit_event(
             organization=share.dataset.organization, actor=None, action="dataset.share_taken", target=dataset.name
         )
