@@ -29,8 +29,8 @@ from storage.workspace_sources import start_workspace
 
 BINARY = {"application/octet-stream": OpenApiTypes.BINARY}
 DEFAULT_PAGE = 1000
-"""How many entries a page of a listing has, unless the client asks for another number. A page of 10,000 takes half a
-second."""
+"""How many entries a page of a listing has, unless the client asks for another number. A page of `files.LIST_LIMIT`
+(10,000) entries takes half a second."""
 READ_AND_WRITE: dict[str, Capability] = {
     "GET": Capability.VIEW,
     "POST": Capability.STORE,
@@ -199,7 +199,7 @@ class DatasetsView(_StorageView):
 
 
 class DatasetView(_StorageView):
-    """One dataset."""
+    """One dataset. Shared and public ones can be read too, but only the organization's own can be deleted."""
 
     @extend_schema(operation_id="datasets_read", responses=DatasetDetailSerializer)
     def get(self, request: Request, name: str) -> Response:
@@ -338,7 +338,7 @@ class FileView(_StorageView):
     def put(self, request: Request, name: str, path: str) -> Response:
         """Create (201) or replace (200) a file with the bytes in the body. Missing folders above it are created.
 
-        With `If-Match`, the file is replaced only if its ETag is one of those; otherwise the answer is 412.
+        With `If-Match`, the file is replaced only if that header has its ETag; otherwise the answer is 412.
         """
         workspace = selectors.workspace_named(self.organization, name)
         if request.query_params.get("folder") in {"1", "true"}:

@@ -79,7 +79,7 @@ class ArchiveEntry:
     """One entry. `parts` is its checked path. `content` is None for folders and links.
 
     `link` is the target of a symbolic link as the archive has it, unchecked. `hardlink_to` is the checked path to which
-    a hard link leads; the archive should have a file with this path before.
+    a hard link leads; an earlier entry should be a file with this path.
     """
 
     parts: tuple[str, ...]
@@ -97,7 +97,7 @@ def detect_format(*, stream: BinaryIO) -> ArchiveFormat:
     stream.seek(0)
     if start.startswith(b"\x1f\x8b"):
         return ArchiveFormat.TAR_GZ
-    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # a zip begins with an entry, or if it is empty with its end
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # a zip begins with an entry, an empty zip with its end
         return ArchiveFormat.ZIP
     try:
         tarfile.TarInfo.frombuf(start, "utf-8", "surrogateescape")

@@ -116,7 +116,8 @@ class _Writer:
             self._enter(entry.parts)  # counts the folders that it creates
             return
         self._count()
-        # Without parts it is `.`, the target folder. A stored link is not on the disk yet, so its name is checked here.
+        # An entry without parts is the target folder itself. A link is only stored so far, so no file system refuses a
+        # second entry with its name.
         if not entry.parts or entry.parts in self._links:
             raise _duplicate_error(entry.parts)
         self.files += 1

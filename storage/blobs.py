@@ -3,7 +3,7 @@
 Each published file gets a second name in the organization's folder of blobs, made of its SHA-256 and of whether it is
 executable. A file that is published later with the same content becomes a hard link to this blob. Nobody writes to it:
 the console never changes published files, and runs see them through read-only mounts. Organizations share no blobs,
-because then one could find out what another stores.
+because an organization could then find out what another one stores.
 
 A file counts against the quota in each version, so deleting one version does not change the usage of another.
 
@@ -47,7 +47,7 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
     with suppress(FileNotFoundError):
         existing = blob.lstat()
         if (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino) or existing.st_size != status.st_size:
-            return  # the file is this blob already, or the blob is damaged: then keep the file
+            return  # the file is this blob already; or the blob is damaged, so the file stays as it is
         temporary = secrets.token_hex(16).encode()
         try:
             os.link(blob, temporary, dst_dir_fd=folder_fd, follow_symlinks=False)
@@ -69,8 +69,8 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
 def unused(root: Path) -> Iterator[Path]:
     """Yield the paths of the blobs that no version contains.
 
-    If a new version links to such a blob just before it is removed, the version keeps the file: only the blob's name is
-    removed.
+    If a new version links to a yielded blob just before the caller removes it, the version keeps the file: only the
+    blob's name is removed.
     """
     top = root / FOLDER
     if not top.exists():

@@ -102,7 +102,7 @@ def allowed_endpoints() -> dict[str, str]:
 def check_source(organization: Organization, url: str, source: BucketSource) -> BucketSource:
     """Check `url` and `source`; return the source to store. Raises InvalidInput.
 
-    If the source has no endpoint and the operator allows only one, the result has this one.
+    If `source` has no endpoint and the operator allows only one, the result has the allowed endpoint.
     """
     allowed = allowed_endpoints()
     match = _ADDRESS.match(url)
@@ -209,7 +209,7 @@ def _require_temporary(error: s3.S3Error) -> None:
         return
     if error.code == "NoSuchBucket":
         raise ImportFailed(NO_OBJECTS)
-    # 412 and 404: since it was listed, the object has been changed or deleted.
+    # 412 and 404: the object has been changed or deleted since it was listed.
     if error.status in {http.client.PRECONDITION_FAILED, http.client.NOT_FOUND}:
         raise ImportFailed(OBJECT_CHANGED)
     log.info("A bucket refused an import: %s", error)
@@ -269,7 +269,7 @@ def _content(
     bucket: s3.Bucket, connection: http.client.HTTPConnection, lines: Iterator[str], offset: int
 ) -> Iterator[bytes]:
     """Yield the bytes from `offset` on: of the only object, or of the tar file of all objects in the list."""
-    position, tar_name = 0, None
+    position, tar_name = 0, None  # `position`: where the header of the current object begins
     for line in lines:
         tar_name, item = _ListedObject.parse(line)
         header, padding = _tar_frame(tar_name, item.size)

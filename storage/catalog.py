@@ -216,7 +216,7 @@ def _publish(
                 sha256=sha256,
                 created_by=user,
             )
-            current.latest = dataset.latest = version
+            current.latest = dataset.latest = version  # of the locked row, and of the caller's object
             current.save(update_fields=["latest"])
             record_audit_event(
                 organization=dataset.organization,

@@ -60,7 +60,7 @@ class _VersionView(TenantView):
             if version is None:
                 raise NotFound
             return version
-        # A number with fewer digits than MAX_NUMBER. Python would refuse to convert one with thousands of digits.
+        # Fewer digits than MAX_NUMBER has are enough for any dataset. Python refuses to convert thousands of digits.
         if not (number.isascii() and number.isdecimal() and len(number) < len(str(selectors.MAX_NUMBER))):
             raise NotFound
         return selectors.version_numbered(dataset, int(number))
@@ -112,9 +112,10 @@ class DatasetImportSerializer(serializers.ModelSerializer[DatasetImport]):
 
 
 class NewDatasetImportSerializer(serializers.Serializer[Any]):
-    """An import to start: an https address, or `s3://bucket/key` with its server. The administrator allows some.
+    """An import to start: an https address, or `s3://bucket/key` with its server.
 
-    A key that is no object imports all objects below it. Without secrets, the bucket must be public.
+    The administrator decides which hosts and servers are allowed. A key that is no object imports all objects below it.
+    Without secrets, the bucket must be public.
     """
 
     url = serializers.CharField()

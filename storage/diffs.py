@@ -38,7 +38,7 @@ def line_diff(*, old: str, new: str) -> list[DiffLine]:
         return [*_gap(skipped_at_start), *_one_change(old_lines, new_lines), *_gap(skipped_at_end)]
     lines: list[DiffLine] = []
     for group in SequenceMatcher(None, old_lines, new_lines).get_grouped_opcodes(CONTEXT_LINES):
-        # A group begins at line `group[0][1]`. Only the first one may begin with the text, where nothing is skipped.
+        # A group begins at line `group[0][1]` of `old_lines`. Before the first line of the text, nothing is skipped.
         lines += _gap(skipped_at_start + group[0][1])
         for tag, old_start, old_end, new_start, new_end in group:
             if tag == "equal":

@@ -1,9 +1,9 @@
 """Direct uploads: a client sends the parts of a large upload to the operator's S3 bucket, and a worker fetches them.
 
-The server creates a multipart upload in the bucket, signs a URL for each part, and checks and joins the parts. Then a
-worker fetches the joined object. From there on it is like an upload by tus, the protocol for resumable uploads, with
-the same rows, quota and results (`uploads`). A client can only use the signed URLs of its parts. It cannot choose the
-object's key, which contains the upload's random key.
+The console creates a multipart upload in the bucket, signs a URL for each part, checks the parts, and lets the bucket
+join them. Then a worker fetches the joined object. From there on the upload is like one by tus, the protocol for
+resumable uploads, with the same rows, quota and results (`uploads`). A client can only use the signed URLs of its
+parts. It cannot choose the object's key, which contains the upload's random key.
 
 Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
 unfinished upload needs.
@@ -237,7 +237,7 @@ def uploads_to_fetch() -> QuerySet[Upload]:
 
 @shared_task
 def fetch_uploads() -> None:
-    """Fetch `uploads_to_fetch` one after the other, unless another process does so."""
+    """Fetch `uploads_to_fetch` one after the other, unless another process is fetching."""
     with _fetch_lock() as is_locked:
         tried_ids: set[int] = set()
         while is_locked and (upload := uploads_to_fetch().exclude(pk__in=tried_ids).first()):
@@ -245,7 +245,7 @@ def fetch_uploads() -> None:
             try:
                 fetch(upload)
             except CustomerError as error:
-                # `uploads.finish` has stored it with the upload. If it left the upload open, a later task tries again.
+                # `uploads.finish` has stored the error with the upload, or left the upload open for a later task.
                 log.info("Upload %s was not used: %s", upload.pk, error.code)
             except BUCKET_ERRORS:
                 log.exception("Upload %s can't be fetched from the bucket now", upload.pk)

@@ -218,15 +218,15 @@ def _sort_key(entry: os.DirEntry[str], folders_first: bool) -> str:
 
 
 def _cursor(key: str) -> str:
-    """Return the cursor after the entry with this sort key. It has the name in Base64, as it may be invalid UTF-8."""
+    """Return the cursor after the entry with this sort key. The name is in Base64, because it may be invalid UTF-8."""
     return key[0] + base64.urlsafe_b64encode(os.fsencode(key[1:])).decode()
 
 
 def _parse_cursor(cursor: str) -> str:
     """Return the sort key in a cursor. Raises InvalidInput."""
     try:
-        rank = ("0", "1").index(cursor[0])
-        return f"{rank}{os.fsdecode(base64.b64decode(cursor[1:], altchars=b'-_', validate=True))}"
+        digit = ("0", "1").index(cursor[0])
+        return f"{digit}{os.fsdecode(base64.b64decode(cursor[1:], altchars=b'-_', validate=True))}"
     except ValueError:  # `binascii.Error` is a subclass
         raise InvalidInput(fields={"after": _("This is not a cursor. Use the one of the page before.")}) from None
 
@@ -418,7 +418,7 @@ def move(*, root: Path, source: str, target: str) -> None:
         with open_folder(root=root, parts=new[:-1], create=True) as new_folder_fd:
             if lstat_or_none(new_folder_fd, new[-1]) is not None:
                 raise NameTaken(_NAME_TAKEN)
-            # If a run creates a file after this check, it is replaced: Python does not offer RENAME_NOREPLACE.
+            # A file that a run creates after this check is replaced: Python does not offer RENAME_NOREPLACE.
             os.rename(old[-1], new[-1], src_dir_fd=old_folder_fd, dst_dir_fd=new_folder_fd)
 
 

@@ -133,7 +133,7 @@ def _entry(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut
         elif kind_of(mode) is Kind.FOLDER:
             yield from _folder(source, parts, name, left_out)
     except (FileMissing, WrongKind, UnsafePath):
-        pass  # it was removed or replaced meanwhile
+        pass  # it does not exist, or was removed or replaced meanwhile
     except Unreadable:
         left_out.add(name, "its permissions do not allow reading it")
 

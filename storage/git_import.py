@@ -81,7 +81,7 @@ def git_fill(
     `secret` is the name of the organization's secret with an access token, or empty. `report` is called every
     REPORT_SECONDS with the number of received bytes, and may raise an exception to stop. Raises InvalidInput with the
     fields `git_url`, `git_branch` and `git_secret`. The function raises GitFailed, TooLarge, BadArchive, UnsafePath,
-    and NotFound if the secret was deleted meanwhile.
+    and SecretUnreadable, also if the secret was deleted meanwhile.
     """
     host, addresses = _check_host(url)
     if branch and not _BRANCH.match(branch):
@@ -121,9 +121,9 @@ def fetch(
         def report_received() -> None:
             report(_received_bytes(repository))
 
-        _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))
-        limits = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
-        fetch_arguments = ("fetch", *limits, "--", url, branch or "HEAD")
+        _git(scratch, options, "init", "--quiet", "--bare", "--template=", str(repository))  # no template, no hooks
+        flags = ("--depth=1", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance", "--quiet")
+        fetch_arguments = ("fetch", *flags, "--", url, branch or "HEAD")
         # The .gitattributes of the commit may leave files out of archives, or change them. This file takes precedence.
         attributes = repository / "info" / "attributes"
         attributes.parent.mkdir(exist_ok=True)
@@ -219,7 +219,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     for number, (name, value) in enumerate(all_options):
         environment |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": value}
     # The shell's `ulimit`: no core dump (c), file size in blocks of 512 bytes (f), memory in KiB (v), CPU seconds (t).
-    # `_wait_for` ends git after MAX_SECONDS. The CPU limit holds even if this process dies.
+    # `_wait_for` ends git after MAX_SECONDS. The CPU limit, a second later, holds even if this process dies.
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": MAX_SECONDS + 1}
     script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
     with subprocess.Popen(

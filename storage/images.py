@@ -65,7 +65,7 @@ def create_image(
     The name of a deleted image can be used again. The row of the deleted image is then changed and activated.
     """
     columns = _image_columns(title, frameworks, reference, description, name=name)
-    if Image.objects.filter(organization=None, name=name).exists():
+    if Image.objects.filter(organization=None, name=name).exists():  # a built-in image has this name
         raise name_taken_error()
     with translate_name_conflict(), transaction.atomic():
         deleted = Image.objects.select_for_update().filter(organization=organization, name=name, is_active=False)
@@ -91,7 +91,7 @@ def update_image(
     organization = _owner_of(image)
     columns = _image_columns(title, frameworks, reference, description)
     with transaction.atomic():
-        quota.lock(organization)  # orders lock it too, so that they wait
+        quota.lock(organization)  # orders lock it too, so they wait for this change
         if (reference, columns["frameworks"]) != (image.reference, image.frameworks):
             in_use.require_unused(ObjectIds(images=[image.pk]), viewer_organization_id=organization.pk)
         for column, value in columns.items():

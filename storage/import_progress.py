@@ -13,10 +13,12 @@ from storage.errors import TooLarge
 from storage.models import Dataset, DatasetImport
 
 MAX_FAILURES = 5
-"""After this many attempts in a row without a new byte, an import fails. If no attempt can continue where the last one
-ended (`DatasetImport.validator` is empty), each interrupted one counts. The pauses are 2, 4, 8 and 16 seconds."""
+"""After this many attempts in a row without a new byte, an import fails. Over HTTPS without a validator
+(`DatasetImport.validator`) each attempt begins at the first byte, so every interrupted attempt counts. The pauses are
+2, 4, 8 and 16 seconds."""
 MAX_DURATION = timedelta(hours=6)
-"""How long an import may take. Only one runs at a time, and the others wait for it."""
+"""How long an import may take after its creation, with the time in which it waits for others: only one runs at a time.
+"""
 REPORT_SECONDS = 2.0
 """The shortest time between two updates of the progress, which people watch in a page."""
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})

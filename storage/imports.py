@@ -111,7 +111,7 @@ def start_import(
     if url.startswith(bucket_import.SCHEME):
         source = bucket_import.check_source(dataset.organization, url, source)
     else:
-        source = bucket_import.BucketSource("", "", "")  # those parameters are for buckets only
+        source = bucket_import.BucketSource("", "", "")  # an https address needs neither endpoint nor secrets
         _check_url(url)
     with transaction.atomic():
         # Concurrent calls wait here, so they cannot exceed MAX_OPEN together.
@@ -157,7 +157,7 @@ def stale_imports() -> list[int]:
 def shown_imports(dataset: Dataset) -> list[DatasetImport]:
     """Return up to 20 imports for the dataset's page, newest first: open, or failed in the last day."""
     yesterday = timezone.now() - timedelta(days=1)
-    # An ended import without a version has failed, or its version was removed later: then it has no error.
+    # An ended import without a version has failed, with an error, or its version was removed later.
     is_shown = Q(ended_at=None) | (Q(ended_at__gt=yesterday) & ~Q(error=""))
     return list(dataset.imports.filter(is_shown, version=None).order_by("-pk")[:20])
 
@@ -220,7 +220,7 @@ def needed_file_names() -> set[str]:
 
 
 def check_address(url: str) -> Address:
-    """Return the parts of an https address. Raises ValueError if it is no valid one, ImportFailed if not allowed."""
+    """Return the parts of an https address. Raises ValueError for any other text, ImportFailed for a forbidden host."""
     if len(url) > MAX_URL_LENGTH:
         raise ValueError(url)
     parts = urlsplit(url)
@@ -282,6 +282,7 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
             name = bucket_import.receive(row, file, _listing_of(row), reservation)
         else:
             name = posixpath.basename(unquote(urlsplit(row.url).path))
+            # Bytes of an earlier process are kept only if the server can confirm that the file has not changed.
             offset = file.seek(0, os.SEEK_END) if row.validator else 0
             reservation.count(size_bytes=offset, entries=1)
             _transfer(row, file, reservation, offset)
@@ -309,7 +310,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
-                    if offset > reserved_bytes:  # else the attempt before received these bytes too
+                    if offset > reserved_bytes:  # else an earlier attempt has reserved quota for these bytes
                         require_within_limit(offset)
                         reservation.count(size_bytes=offset - reserved_bytes)
                         reserved_bytes = offset
@@ -326,7 +327,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 raise
             log.info("The import %s was interrupted: %s", row.pk, type(error).__name__)
         file.flush()
-        # Without a validator each attempt begins again, so the bytes of this one do not count as progress.
+        # Without a validator the next attempt begins again, so the bytes of this attempt are no progress.
         failures = 0 if offset > start and row.validator else failures + 1
         if failures >= MAX_FAILURES:
             raise ImportFailed(UNREACHABLE)
@@ -352,7 +353,7 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
         raise http.client.HTTPException
     if response.status >= http.client.INTERNAL_SERVER_ERROR:
         raise http.client.HTTPException
-    # A body with neither a length nor chunks ends with the connection, so a broken one would look complete.
+    # A body with neither a length nor chunks ends with the connection, so a broken transfer would look complete.
     if response.status != http.client.OK or (response.length is None and not response.chunked):
         raise ImportFailed(REFUSED)
     require_within_limit(response.length or 0)

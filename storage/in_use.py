@@ -48,7 +48,7 @@ def register(finder: Finder) -> None:
 
 def jobs_using(objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
     """Return the texts of all finders (`Finder`) for the open jobs that use any of these objects."""
-    return [name for finder in _finders for name in finder(objects, viewer_organization_id=viewer_organization_id)]
+    return [text for finder in _finders for text in finder(objects, viewer_organization_id=viewer_organization_id)]
 
 
 def require_unused(objects: ObjectIds, *, viewer_organization_id: int) -> None:

@@ -89,7 +89,7 @@ def open_manifest(version_folder: Path) -> Iterator[Manifest]:
 
 
 def differences(*, old: Path, new: Path) -> Iterator[Difference]:
-    """Yield the differences of two manifests, in their order. Read both in parallel, so that memory is constant."""
+    """Yield the differences of two manifests, in the order of manifests. Read both in parallel, in constant memory."""
     with old.open("rb") as old_file, new.open("rb") as new_file:
         old_lines, new_lines = _read_lines(old_file), _read_lines(new_file)
         old_line, new_line = next(old_lines, None), next(new_lines, None)
@@ -113,7 +113,7 @@ def read_digests(manifest: Path) -> Iterator[FileDigest]:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[FileDigest]:
-    """Yield the lines of a manifest. In a damaged one, the last line may be incomplete."""
+    """Yield the lines of a manifest. In a damaged manifest, the last line may be incomplete."""
     incomplete = b""
     while chunk := file.read(CHUNK_BYTES):
         *lines, incomplete = (incomplete + chunk).split(b"\0")

@@ -79,8 +79,8 @@ def publish_version(
 ) -> ModelVersion:
     """Publish a copy of the file or folder at `path` below `root` as the next version of the model `name`.
 
-    The first version also creates the model. A `description` that is not empty replaces the model's. Raises
-    InvalidInput, TooLarge, TooMany, StorageFull, and the errors of `tree_copy.copy_tree`.
+    The first version also creates the model. A `description` that is not empty replaces the model's
+    description. Raises InvalidInput, TooLarge, TooMany, StorageFull, and the errors of `tree_copy.copy_tree`.
     """
     validate_texts(name, description)
     with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
@@ -94,7 +94,7 @@ def publish_version(
         version_folder = move_into_place(folder, area="models")
         try:
             with transaction.atomic():
-                quota.lock(organization)  # deletions lock it too, so that they wait
+                quota.lock(organization)  # deletions lock it too, so they wait for this publication
                 model = _get_or_create_model(organization, user, name, description)
                 version = _create_version(model, user, version_folder, copy_result, lineage)
                 reservation.release()
@@ -122,10 +122,10 @@ def _create_version(
 ) -> ModelVersion:
     """Write the row of a model's next version, and make it the latest. The caller must have locked the quota."""
     # Deleted versions count too, because lineages may still name them.
-    last: dict[str, Any] = model.versions.aggregate(last=Max("number"))
+    aggregates: dict[str, Any] = model.versions.aggregate(last=Max("number"))
     version = ModelVersion.objects.create(
         model=model,
-        number=(last["last"] or 0) + 1,
+        number=(aggregates["last"] or 0) + 1,
         folder=folder.name,
         size_bytes=copy_result.usage.size_bytes,
         file_count=copy_result.file_count,

@@ -180,7 +180,7 @@ class DatasetImport(models.Model):
     secret_access_key_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
     version = models.ForeignKey("DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+")
     size_bytes = models.PositiveBigIntegerField(_("size"), null=True, blank=True)
-    """The size in bytes that the server announced; None before it responds, or if it announces none."""
+    """In bytes: what the server announced, or the size of the tar file of a bucket's objects. None while unknown."""
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     validator = models.CharField(max_length=200, blank=True, default="")
     """The ETag or date of the file (HTTP's validators). With it a broken transfer can continue: see `imports`."""

@@ -52,7 +52,7 @@ _ERRORS_BY_ERRNO: dict[int, type[CustomerError]] = {
     errno.EISDIR: WrongKind,
     errno.EEXIST: WrongKind,
     errno.ENOTEMPTY: WrongKind,
-    errno.ENXIO: WrongKind,
+    errno.ENXIO: WrongKind,  # such as for a socket, which cannot be opened
     errno.ENOSPC: StorageFull,
     errno.EDQUOT: StorageFull,
 }
@@ -121,7 +121,7 @@ def open_subfolder(folder_fd: int, name: str, *, create: bool) -> int:
         if status and modes.S_ISLNK(status.st_mode):
             raise UnsafePath from None
         raise WrongKind(_FILE_IN_THE_WAY) from None
-    with suppress(FileExistsError):  # another process has just created it, or a link, which the last line refuses
+    with suppress(FileExistsError):  # another process has just created a folder, or a link, which `os.open` refuses
         os.mkdir(name, FOLDER_MODE, dir_fd=folder_fd)
     return os.open(name, OPEN_FOLDER, dir_fd=folder_fd)
 

@@ -82,7 +82,7 @@ def image_type(head: bytes) -> str:
 
 
 def _text(head: bytes, *, is_complete: bool) -> str | None:
-    """Return the text in UTF-8 bytes; None if they are no text. If they are not complete, drop a cut last character."""
+    """Return the text of UTF-8 bytes; None if they are no text. Unless `is_complete`, drop a cut last character."""
     if b"\0" in head:
         return None
     try:

@@ -22,8 +22,8 @@ from storage.models import Allocation
 from storage.trees import ENTRY_BYTES, Usage
 
 MAX_STEP_BYTES = 64 * 1024**2
-"""A reservation that is too small doubles, but grows by at most this. So a large upload needs few queries, and a small
-one reserves little quota that it does not use."""
+"""A reservation that is too small doubles, but grows by at most this, unless more is missing. So a large upload needs
+few queries, and a small upload reserves little quota that it does not use."""
 MAX_STEP_ENTRIES = 1000
 """The most entries that a reservation holds in advance, for the same reasons."""
 LABEL_LENGTH = 200
@@ -61,7 +61,7 @@ def require_room_for(organization: Organization, kind: str) -> None:
 def count_results(
     *, organization: Organization, key: str, label: str, usage: Usage, kept_until: datetime | None
 ) -> None:
-    """Store how much of the quota the results of a run use, under their key. An empty usage removes the row."""
+    """Store in the Allocation `key` how much of the quota a run's results use. Remove it if they use nothing."""
     if not usage.entry_count:
         Allocation.objects.filter(key=key).delete()
         return

@@ -53,6 +53,7 @@ def delete(*, workspace: Workspace, path: str, user: User | None = None) -> Dele
         # After a crash between the rename and the commit, the file is in the bin without a row. Garbage collection
         # keeps it for KEPT_AFTER_DELETION too, so that an administrator can restore it.
         files.move_out(root=root, path=path, target=folder_of(item))
+    # Outside the transaction, because it can take minutes. Garbage collection repeats it, also after a crash here.
     usage = measure(item)
     catalog.add_usage(workspace, Usage(-usage.size_bytes, -usage.entry_count))
     return item

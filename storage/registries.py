@@ -53,7 +53,7 @@ time."""
 class CheckResult:
     """What a check found: the image's digest, or a warning that nothing was checked.
 
-    Both are empty if checks are turned off, or if only credentials were checked, successfully.
+    Both are empty if checks are turned off, and after a successful check of credentials, which has no digest.
     """
 
     digest: str = ""
@@ -114,7 +114,7 @@ def delete_registry(*, registry: Registry, user: User | None = None) -> None:
     """Delete a registry with its credentials. Raises InUse while an open job needs an image from it."""
     organization = registry.organization
     with transaction.atomic():
-        quota.lock(organization)  # orders lock it too, so that they wait
+        quota.lock(organization)  # orders lock it too, so they wait for this deletion
         images = Image.objects.filter(organization=organization, reference__startswith=f"{registry.host}/")
         in_use.require_unused(
             ObjectIds(images=list(images.values_list("pk", flat=True))), viewer_organization_id=organization.pk
@@ -188,8 +188,9 @@ def current_digest(*, organization: Organization, image: Image) -> str:
     if image.is_builtin or not settings.REGISTRY_CHECKS:
         return ""
     reference = image.reference
-    name = hashlib.sha256(f"{organization.pk} {reference}".encode()).hexdigest()
-    key = f"image-digest:{name}"
+    # A hash, because a reference may have 500 characters, and Django warns of cache keys with more than 250.
+    reference_sha256 = hashlib.sha256(f"{organization.pk} {reference}".encode()).hexdigest()
+    key = f"image-digest:{reference_sha256}"
     cached = cache.get(key)
     if isinstance(cached, str):
         return cached
@@ -212,7 +213,7 @@ def _limit_concurrent_checks(organization: Organization, field: str) -> Iterator
     Raises InvalidInput for `field` if none is free.
     """
     keys = [f"registry-check:{organization.pk}:{number}" for number in range(MAX_CONCURRENT_CHECKS)]
-    # The timeout frees the key of a process that died. A check takes TOTAL_SECONDS at most.
+    # The timeout frees the key of a process that died. It is twice TOTAL_SECONDS, as resolving names takes extra time.
     key = next((key for key in keys if cache.add(key, 1, timeout=int(2 * registry_client.TOTAL_SECONDS))), None)
     if key is None:
         raise InvalidInput(fields={field: _("Other checks of registries are running. Try again in a few seconds.")})

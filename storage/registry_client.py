@@ -1,4 +1,4 @@
-"""Ask a registry for the digest of an image, by the OCI distribution API.
+"""Ask a registry for the digest of an image, or whether it accepts credentials, by the OCI distribution API.
 
 Customers choose the host, so this client does not trust it. It connects only to public addresses, unless
 REGISTRY_PRIVATE_ADDRESSES allows others, and only to the address that it has checked. It sends the credentials only to
@@ -65,7 +65,7 @@ _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"', re.IGNORECASE)
 
 
 class Problem(enum.StrEnum):
-    """Why a registry did not give the digest."""
+    """Why a check failed."""
 
     UNREACHABLE = "unreachable"
     FORBIDDEN_ADDRESS = "forbidden_address"
@@ -77,7 +77,7 @@ class Problem(enum.StrEnum):
 
 
 class RegistryError(Exception):
-    """The registry did not give the digest."""
+    """A check of an image or of credentials failed, for the reason `problem`."""
 
     def __init__(self, problem: Problem, detail: str = "") -> None:
         super().__init__(f"{problem}: {detail}")
@@ -326,7 +326,7 @@ def _connect_to_one(addresses: Sequence[str], port: int, deadline: float) -> soc
 def is_allowed(address: str) -> bool:
     """Return whether this client may connect to an IP address.
 
-    An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64) is judged by that.
+    An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64) is judged by its IPv4 address.
     """
     parsed = ipaddress.ip_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):

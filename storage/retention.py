@@ -127,7 +127,7 @@ def restore(*, item: Item, user: User | None = None) -> None:
             record_audit_event(
                 organization=organization, actor=user, action=f"{_action_prefix(item)}.restored", target=str(item)
             )
-    except IntegrityError:  # names are unique among objects that are not deleted, and a new one has this name
+    except IntegrityError:  # names are unique among undeleted objects, and a newer object has this name
         raise NameTaken from None
 
 
@@ -157,7 +157,7 @@ def remove_files(item: Item) -> None:
     """Remove the files of a deleted item, and then mark it as removed. Safe to repeat."""
     folder = selectors.folder_of(item)
     trees.remove_tree(folder=folder, scratch=scratch())
-    manifests.path_of(folder).unlink(missing_ok=True)
+    manifests.path_of(folder).unlink(missing_ok=True)  # only dataset versions have one
     if isinstance(item, Workspace):
         for file in item.deleted_files.all():
             recycle_bin.remove_files(file)

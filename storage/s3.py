@@ -95,7 +95,7 @@ def signed_url(
     headers: Mapping[str, str] | None = None,
     now: datetime | None = None,
 ) -> str:
-    """Return a URL that is valid for `seconds`, for requests that have exactly these `headers`.
+    """Return a URL that is valid for `seconds`, for requests that send these `headers` with these values.
 
     The algorithm: https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
     """

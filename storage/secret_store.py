@@ -53,7 +53,7 @@ def save_secret(*, organization: Organization, name: str, value: str, user: User
         raise InvalidInput(fields={"name": sentence})
     if environment.is_reserved(name):
         raise InvalidInput(fields={"name": _("The platform sets this variable itself. Choose another name.")})
-    size = len(value.encode("utf-8", "surrogatepass"))  # `_is_utf8` refuses lone surrogates, which would raise here
+    size = len(value.encode("utf-8", "surrogatepass"))  # lone surrogates must not raise here; `_is_utf8` refuses them
     if not value or "\0" in value or size > environment.MAX_SECRET_BYTES or not _is_utf8(value):
         sentence = _("The value must have 1 to %(most)d bytes of text without NUL characters.")
         raise InvalidInput(fields={"value": sentence % {"most": environment.MAX_SECRET_BYTES}})
@@ -81,7 +81,7 @@ def delete_secret(*, secret: Secret, user: User | None = None) -> None:
     """Delete a secret. Raises InUse while an open job needs it."""
     organization = secret.organization
     with transaction.atomic():
-        quota.lock(organization)  # orders lock it too, so that they wait
+        quota.lock(organization)  # orders lock it too, so they wait for this deletion
         in_use.require_unused(ObjectIds(secrets=[secret.pk]), viewer_organization_id=organization.pk)
         if Secret.objects.filter(pk=secret.pk).delete()[0]:
             record_audit_event(organization=organization, actor=user, action="secret.deleted", target=secret.name)

@@ -1,4 +1,4 @@
-"""Queries on storage. All start from an organization or an object of one, so that no tenant sees another's data."""
+"""Queries on storage. All start from an organization or one of its objects, so no tenant sees another's data."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ MAX_SHARES = 100
 LABEL_LIMIT = 100
 """The length of a label's database column, in characters."""
 OWN_RANK, SHARED_RANK, PUBLIC_RANK = 0, 1, 2
-"""The `rank` of a dataset for an organization that may read it. Of several datasets with the same name, it uses the
-one with the lowest rank."""
+"""The `rank` of a dataset for an organization that may read it. Of several datasets with the same name, the
+organization uses the one with the lowest rank."""
 PUBLIC_OWNER_SLUG = "public.datasets"
 """The slug of the organization that owns the installation's own public datasets. It has no members. No customer's
 organization can have this slug, because slugs that are made from names have no dots."""
@@ -173,6 +173,7 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
         share.recipient, share.accepted_at = organization, now
         share.save(update_fields=["recipient", "accepted_at"])
         record_audit_event(organization=organization, actor=user, action="dataset.share_accepted", target=dataset.name)
+        # Without an actor, because neither side learns the other's name.
         record_audit_event(
             organization=share.dataset.organization, actor=None, action="dataset.share_taken", target=dataset.name
         )

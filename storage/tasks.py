@@ -23,7 +23,7 @@ def finish_upload(pk: int) -> None:
     """Finish a complete upload whose process died before it had finished it."""
     upload = Upload.objects.select_related("organization", "created_by").filter(pk=pk).first()
     if upload:
-        with suppress(CustomerError):  # `finish` has stored it with the upload, or `uploads.collect` tries again
+        with suppress(CustomerError):  # `finish` has stored the error, or `uploads.collect` tries again
             uploads.finish(upload)
 
 

@@ -52,7 +52,7 @@ def copy_tree(
     """
     parts = split_path(path)
     copier = _Copier(root, target, meter, max_entries, keep_links=keep_links)
-    meter.count(entries=1)
+    meter.count(entries=1)  # `target` itself
     with translate_os_errors():
         if not parts or copier.is_folder(parts):
             copier.copy_folders(parts)

@@ -74,7 +74,7 @@ def measure(*, root: Path) -> Measurement:
             while levels:
                 if levels[-1].unvisited:
                     child_fd = _enter(folder_fd, levels[-1].unvisited.pop())
-                    if child_fd is None:  # it was removed, replaced or made unreadable meanwhile
+                    if child_fd is None:  # it was removed or replaced meanwhile, or cannot be read
                         continue
                     folder_fd = child_fd
                     usage, subfolders = _measure(folder_fd)
@@ -127,7 +127,7 @@ def remove_folder(*, parent_fd: int, name: str, scratch: Path) -> Usage:
     removed, and stay in `scratch` until garbage collection.
     """
     scratch_path = scratch / secrets.token_hex(16)
-    trash.grant_owner_access(name, parent_fd)
+    trash.grant_owner_access(name, parent_fd)  # a folder can be renamed only if it is writable
     os.rename(name, scratch_path, src_dir_fd=parent_fd)
     usage = measure(root=scratch_path).usage
     trash.remove_tree(scratch_path)
@@ -135,9 +135,9 @@ def remove_folder(*, parent_fd: int, name: str, scratch: Path) -> Usage:
 
 
 def _enter(folder_fd: int, name: str) -> int | None:
-    """Open the folder `name` in an open folder, close that one, and return the new descriptor.
+    """Open the folder `name` in the open folder `folder_fd`, close `folder_fd`, and return the new descriptor.
 
-    If the new folder cannot be opened, return None, and leave the other open.
+    If `name` cannot be opened, return None, and leave `folder_fd` open.
     """
     try:
         child_fd = os.open(name, OPEN_FOLDER, dir_fd=folder_fd)

@@ -77,8 +77,8 @@ def body_of(request: Request, *, limit_bytes: int, read_timeout_seconds: float |
     """
     django_request: HttpRequest = request._request  # noqa: SLF001  # DRF offers the wrapped request nowhere else
     exchange = exchange_of(django_request)
-    # Our web server passes the body to the view in an exchange (`console.serving.exchange`). Another server, such as
-    # Django's test client, makes no exchange; then Django's request is the stream.
+    # Trainyard's web server passes the body to the view in an exchange (`console.serving.exchange`). Another server,
+    # such as Django's test client, makes no exchange; then Django's request is the stream.
     stream: Readable = exchange.body if exchange and exchange.body else django_request
     if exchange and exchange.body:
         exchange.body.read_timeout_seconds = read_timeout_seconds

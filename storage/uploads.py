@@ -66,8 +66,8 @@ SETTLE_SECONDS = 8.0
 """How long a request waits for the lock while an earlier one receives or writes bytes. Clients wait at least 10 s for a
 response."""
 QUIET_SECONDS = 0.5
-"""If a request received nothing for this long, and another request of the upload waits, its client has lost the
-connection, and it ends."""
+"""A request that receives nothing for this long ends if another request for the same upload waits for the lock: the
+client has lost the connection of the first request, and uses a new one."""
 APPEND_LOCK = 7_416
 """The first key of the advisory lock for appending; the second is made of the upload's primary key. The number is
 arbitrary, but must not change, so that an old and a new version exclude each other during an upgrade."""
@@ -75,13 +75,13 @@ MAX_KEPT_DIGESTS = 256
 """How many hash states of unfinished uploads a process keeps in memory. Without its state a file is read once more."""
 FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
-change, as APPEND_LOCK. `jobs.locks.COPIES` has the same number; the second keys tell the two locks apart."""
+change, like APPEND_LOCK. `jobs.locks.COPIES` has the same number; the second keys tell the two locks apart."""
 FLUSH_BYTES = 64 * 1024**2
 """Each time this many bytes have arrived, they are forced to the disk while more arrive. So the client does not wait
 for all of them at the end. At most twice as many are not yet on the disk."""
 FETCH_LOCK_FILE = "fetch-slot"
-"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is here,
-because garbage collection must keep the file."""
+"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is defined
+here, because `needed_file_names` must have it."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
 """The states of uploads that have neither a result nor an error yet."""
 
@@ -151,7 +151,7 @@ def create_final(
         quota.lock(organization)
         by_key = {part.key: part for part in rows.select_for_update()}
         parts = [by_key[key] for key in part_keys if key in by_key]
-        # A key is unknown, or is named twice.
+        # The client named no part, an unknown key, or a key twice.
         if not parts or len(parts) != len(part_keys) or len(by_key) != len(part_keys):
             raise parts_invalid
         final = parts[0].final
@@ -190,7 +190,8 @@ def offset_of(upload: Upload) -> int:
 
 
 _offset_waiters = BoundedSemaphore(max(1, settings.WEB_THREADS // 2))
-"""Limits how many requests for an offset wait in this process. They block threads that pages need too."""
+"""Limits how many requests for an offset wait in this process. They block threads, of which half stay free
+for pages."""
 
 
 def settled_offset_of(upload: Upload) -> int:
@@ -568,7 +569,7 @@ def _join_parts(upload: Upload) -> None:
     if not parts or offset_of(upload) == upload.size_bytes:
         return
     if not _file(upload).exists():
-        _file(parts[0]).rename(_file(upload))  # faster than copying it; `_append_file` then finds nothing missing of it
+        _file(parts[0]).rename(_file(upload))  # faster than a copy; `_append_file` then adds nothing of this part
     end = 0
     with translate_os_errors(), _open_for_writing(upload) as file_fd:
         for part in parts:

@@ -41,7 +41,7 @@ BYTES_TYPE = "application/offset+octet-stream"
 """The media type that tus requires for bytes of an upload."""
 BODY = {BYTES_TYPE: OpenApiTypes.BINARY}
 PARTIAL, FINAL = "partial", "final;"
-"""The values of `Upload-Concat`. After the second, the client names the URLs of the parts."""
+"""The values of `Upload-Concat`. After `final;` the client names the URLs of the parts."""
 SIZE_END = 2**63
 """Sizes must be smaller: the database column is a signed number of 64 bits."""
 

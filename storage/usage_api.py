@@ -124,7 +124,7 @@ def _deleted_data(item: Item) -> dict[str, Any]:
     return {
         "kind": item.kind,
         "id": item.pk,
-        "name": str(item),  # a version has no name of its own: the text is its dataset's or model's, and the number
+        "name": str(item),  # for a version: the name of its dataset or model, and its number
         "size_bytes": item.size_bytes,
         "entry_count": item.entry_count,
         "deleted_at": item.deleted_at,

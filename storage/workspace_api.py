@@ -127,7 +127,7 @@ class SearchView(_WorkspaceView):
 
     @extend_schema(operation_id="workspaces_search", parameters=[SearchQuery], responses=FoundSerializer)
     def get(self, request: Request, name: str) -> Response:
-        """Find files and folders by name. The response tells if a limit of matches, entries or time ended it early."""
+        """Find files and folders by name. The response tells if a limit kept the search from reading all entries."""
         query = SearchQuery(data=request.query_params)
         query.is_valid(raise_exception=True)
         result = search.find(
@@ -156,7 +156,7 @@ class CopyView(_WorkspaceView):
 class CompareView(_WorkspaceView):
     """Comparison of a folder elsewhere with a workspace."""
 
-    capabilities: ClassVar = {"POST": Capability.VIEW}  # it only reads: the list of files is too long for a URL
+    capabilities: ClassVar = {"POST": Capability.VIEW}  # reads only; a URL is too short for the list of files
 
     @extend_schema(
         operation_id="workspaces_compare", request=ComparisonSerializer, responses={200: DifferingSerializer}

@@ -32,8 +32,8 @@ MAX_OPEN = 3
 MAX_ATTEMPTS = 3
 """After this many attempts during which the worker died, the import fails: the repository may be the cause."""
 STALE_AFTER = timedelta(minutes=3)
-"""An open import that has not been updated for this long may have lost its process. Its task is then sent again, which
-does no harm if the process still works."""
+"""An open import that has not been updated for this long may have lost its process. Its task is then sent again. If
+the process still works, the new task ends at once, because `import_lock` is held."""
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def import_with_id(organization: Organization, pk: int) -> WorkspaceImport:
 def shown_imports(organization: Organization) -> list[WorkspaceImport]:
     """Return up to 20 imports for the list of workspaces, newest first: open, or failed in the last day."""
     yesterday = timezone.now() - timedelta(days=1)
-    # An ended import without a workspace has failed, or its workspace was deleted later: then it has no error.
+    # An ended import without a workspace has failed, with an error, or its workspace was deleted later.
     is_shown = Q(ended_at=None) | (Q(ended_at__gt=yesterday) & ~Q(error=""))
     return list(imports_for(organization).filter(is_shown, workspace=None).order_by("-pk")[:20])
 
@@ -111,7 +111,7 @@ def stale_imports() -> list[int]:
 
 @shared_task
 def import_workspace(pk: int) -> None:
-    """Run an import, or repeat it after its worker died; then send the task of the one that has waited longest."""
+    """Run an import, or repeat it after its worker died; then send the task of the longest waiting import."""
     row = open_imports().select_related("organization", "created_by").filter(pk=pk).first()
     if row is None or not run_import(row):
         return
