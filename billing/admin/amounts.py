@@ -77,7 +77,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
             self.initial.setdefault("amount", input_value(to_major(minor, currency), currency))
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency of the amount, "" if the form has none. Subclasses read it from another field."""
+        """Return the currency of the typed amount, which subclasses find in `data`; "" if `data` lacks its field."""
         return currency_of(self.instance)
 
     def clean(self) -> dict[str, Any]:

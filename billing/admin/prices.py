@@ -42,7 +42,7 @@ class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djang
         self.fields["amount"] = forms.DecimalField(
             label=_("Amount (%(currency)s)") % {"currency": currency},
             min_value=0,
-            max_digits=14,
+            max_digits=14,  # as the column: moving the decimal point does not change the number of digits
             decimal_places=PRICE_DECIMALS + decimals(currency),
             widget=AmountInput,
         )
