@@ -33,7 +33,7 @@ Its parameters: reference, kind, description, time, account ids in locking order
 def wallet_account(*, organization_id: int, currency: str) -> Account:
     """Return the organization's wallet. Create one in `currency` if there is none. Safe under concurrent calls.
 
-    An organization has one wallet, so an existing one is returned even if its currency is another.
+    An organization has one wallet, so an existing wallet is returned even if it is in another currency.
     """
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True
