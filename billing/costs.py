@@ -187,7 +187,7 @@ def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
         name = getattr(spend, dimension)
         amounts[name] += spend.amount_minor
         runs[name] += spend.runs
-    total = amounts.total() or 1
+    total = amounts.total() or 1  # not 0: if all groups are free, their fractions are 0
     names = sorted(amounts, key=lambda name: (-amounts[name], name))
     return [Share(name, amounts[name], runs[name], amounts[name] / total) for name in names]
 

@@ -119,7 +119,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
 
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too. The
-    prices in its terms are 0 and never used, because the amount is already known.
+    prices in its terms are 0. Like its estimate they are never used, because the amount is already known.
     """
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,

@@ -95,7 +95,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
         if minor < (0 if self.allows_zero else 1):
             self.add_error("amount", _("Enter an amount above 0."))
             return data
-        data["amount_minor"] = minor
+        data["amount_minor"] = minor  # for the checks of subclasses
         setattr(self.instance, self.minor_name, minor)
         return data
 

@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     api_key: str
     protocol_version = "HTTP/1.1"
     server_version = "TrainyardSandbox"
-    sys_version = ""
+    sys_version = ""  # the header `Server` then does not name Python's version
 
     def do_GET(self) -> None:  # named by http.server
         """Serve the API or a page."""
