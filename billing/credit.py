@@ -1,7 +1,7 @@
 """Credit: money in a wallet that was granted, not paid in. It is spent before paid-in money, soonest expiry first.
 
 A lot (CreditGrant) is one granted amount with one expiry. Its `amount_minor` splits into used, expired, reserved and
-free credit. Lots change only while the wallet's row is locked, in one transaction with the balance, so both agree.
+free credit. They change only while the wallet's row is locked, in one transaction with the balance, so both agree.
 
 An open hold reserves credit, and can spend it even after it expires. When the hold is settled, it also spends credit
 that was granted meanwhile, in the same order.

@@ -3,9 +3,9 @@
 Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
 enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Every transaction locks rows in the same order, which prevents deadlocks. The row of a hold comes first, then the
-accounts of organizations by id, then the platform's accounts by id. Every posting touches a platform account, so these
-come last and are locked for the shortest time.
+Every transaction locks rows in the same order, which prevents deadlocks. The row of a hold, top-up or invoice series
+comes first, then the accounts of organizations by id, then the platform's accounts by id. Every posting touches a
+platform account, so these come last and are locked for the shortest time.
 """
 
 from __future__ import annotations
