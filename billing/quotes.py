@@ -154,7 +154,7 @@ def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], dea
     """Store a quote of the purchase of `hold` with a later deadline, at the prices of the original quote.
 
     Only purchases that are metered can be extended. The new quote is for the whole purchase, not only for the added
-    time; `charges.extend` then holds the difference. A notebook has no estimate but its time limit.
+    time; `charges.extend` then holds the difference. `jobs` extends notebooks only, whose estimate is their time limit.
     """
     original = hold.quote
     offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
