@@ -14,5 +14,5 @@ class BillingConfig(AppConfig):
     verbose_name = _("Billing")
 
     def ready(self) -> None:
-        """Register the checks, which `up` and `prepare` run before anything starts."""
+        """Register the checks, which `manage.py up` and `manage.py prepare` run before anything starts."""
         checks.register(check_payment_settings)

@@ -3,6 +3,8 @@
 A card is never charged twice for the same top-up. The top-up's row is written before the provider is called, and a
 wallet has at most one open automatic top-up. The row's id is the idempotency key, so a call without an answer is
 repeated safely. As with every top-up, the wallet is credited only when the provider reports the payment.
+
+In this module, `setup` is the row with the settings of a wallet's automatic top-ups.
 """
 
 from __future__ import annotations
@@ -112,6 +114,7 @@ def run_due() -> int:
     unanswered = TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.CREATED)
     oldest = list(unanswered.select_related("account__organization").order_by("created_at")[:MAX_CHARGES])
     for waiting in oldest:
+        # Only a top-up of an earlier call may have been charged already, without an answer.
         charge(top_up=waiting, is_retry=waiting.pk not in new_ids)
     return len(oldest)
 
@@ -237,7 +240,7 @@ def _refusal_code(top_up: TopUp) -> str:
 
 @transaction.atomic
 def _fail(top_up: TopUp, reason: str) -> None:
-    """Mark a top-up as failed and plan the retry, or switch automatic top-ups off. Does nothing if it was not open."""
+    """Mark an open top-up as failed, and plan the retry or switch automatic top-ups off. Does nothing to others."""
     reason = reason[:100]  # the length of the columns
     failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN_STATES).update(
         state=TopUp.States.FAILED, failure=reason

@@ -187,6 +187,7 @@ def record_low_balances() -> None:
     """Create a BalanceWarning for each wallet that became low, and delete the warnings of wallets that are not low."""
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET).select_related("organization", "warning")
     spenders = Hold.objects.filter(ended_at__gte=timezone.now() - timedelta(days=SPEND_DAYS)).values("account")
+    # A wallet without recent spend is never low, so it needs no look unless an earlier warning must be deleted.
     for account in accounts.filter(Q(pk__in=spenders) | Q(warning__isnull=False)).iterator():
         if runway_of(account).is_low:
             _warn(account)
@@ -216,7 +217,7 @@ def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
                 month=month,
                 percent=percent,
                 committed_minor=state.committed_minor,
-                # `emails` sends the alerts without a time. A time here keeps the lower thresholds from being emailed.
+                # `emails` sends the alerts whose `mailed_at` is None. A time keeps the lower ones from being emailed.
                 mailed_at=None if percent == reached[-1] else timezone.now(),
             )
             for percent in reached

@@ -123,6 +123,7 @@ def release(*, hold: Hold) -> None:
         raise ValueError(f"The hold {locked} has open parts.")
     ledger.unhold(account=locked.account, amount_minor=locked.amount_minor)
     credit.spend(hold=locked, amount_minor=0)  # spends nothing, but releases the reserved credit
+    # As in `settle`, the released amount pays a debt before the customer can spend it.
     receivables.collect(account=locked.account, reference=f"release:{locked.reference}")
     locked.state, locked.ended_at = Hold.States.RELEASED, timezone.now()
     locked.save(update_fields=["state", "ended_at"])

@@ -32,7 +32,7 @@ OTHER_SERIES = "…"
 MAX_MONTHS = 12
 """Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 PAST_DAYS_DELAY = timedelta(hours=1)
-"""How long after its end a day's spend is final. A receipt of that day can become visible after midnight, when its
+"""How long after the end of a day its spend is final. A receipt of that day can become visible after midnight, when its
 transaction commits; no such transaction takes nearly an hour."""
 PAST_DAYS_KEPT_SECONDS = 3600
 """How long the spend of past days is kept in the cache: a changed email address shows up after at most this time."""
@@ -42,7 +42,7 @@ FORECAST_DAYS = 14
 
 @dataclass(frozen=True)
 class Month:
-    """A calendar month in the installation's time zone: from its first moment to the first of the next."""
+    """A calendar month in the installation's time zone: from its first moment to that of the next month."""
 
     start: datetime
     end: datetime
@@ -106,7 +106,7 @@ class DailySpend(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """The forecast of a month's cost in minor units: spent so far plus the recent daily spend until its end."""
+    """The forecast of a month's cost in minor units: spent so far plus the recent daily spend until the month's end."""
 
     spent_minor: int
     daily_minor: Decimal
@@ -122,6 +122,7 @@ class Forecast:
 def month_of(at: datetime | None = None) -> Month:
     """Return the month of a time (default: now)."""
     start = installation_time(at).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    # 32 days after the first of a month is always in the next month.
     return Month(start, (start + timedelta(days=32)).replace(day=1))
 
 
@@ -186,7 +187,7 @@ def shares_by(spends: Sequence[Spend], dimension: str) -> list[Share]:
         name = getattr(spend, dimension)
         amounts[name] += spend.amount_minor
         runs[name] += spend.runs
-    total = amounts.total() or 1
+    total = amounts.total() or 1  # not 0: if all groups are free, their fractions are 0
     names = sorted(amounts, key=lambda name: (-amounts[name], name))
     return [Share(name, amounts[name], runs[name], amounts[name] / total) for name in names]
 

@@ -1,7 +1,7 @@
 """Credit: money in a wallet that was granted, not paid in. It is spent before paid-in money, soonest expiry first.
 
 A lot (CreditGrant) is one granted amount with one expiry. Its `amount_minor` splits into used, expired, reserved and
-free credit. Lots change only while the wallet's row is locked, in one transaction with the balance, so both agree.
+free credit. They change only while the wallet's row is locked, in one transaction with the balance, so both agree.
 
 An open hold reserves credit, and can spend it even after it expires. When the hold is settled, it also spends credit
 that was granted meanwhile, in the same order.
@@ -33,7 +33,7 @@ CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
 MAX_WRONG_CODES = 10
 """Refused codes of an organization within WRONG_CODES_SECONDS after which `redeem` refuses every code. Ten are enough
-for typing errors, and far too few to guess one of 2^80 codes."""
+for typing errors, and far too few to guess a code of `new_code`, one of 2^80."""
 WRONG_CODES_SECONDS = 3600
 """Seconds after the first wrong code until the count of wrong codes begins again: an hour, as `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
@@ -197,6 +197,7 @@ def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
 
     The caller has locked the source and the wallet. The amount that each lot has reserved does not change.
     """
+    # `_SPENDING_ORDER` of the lots, as fields of their uses.
     order = (F("grant__expires_at").asc(nulls_last=True), "grant__created_at", "grant__pk")
     for use in CreditUse.objects.filter(hold=source, reserved_minor__gt=0).order_by(*order):
         amount = min(limit_minor, use.reserved_minor)
@@ -250,8 +251,8 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
 def remove_expired(*, account: Account) -> int:
     """Remove expired credit from a wallet and return its amount in minor units.
 
-    Credit that an open hold reserves stays until that hold ends. Call this in the transaction that then holds money, so
-    that the new hold cannot use expired credit.
+    Credit that an open hold reserves stays until that hold ends. Call this before a new hold, in its transaction, so
+    that the hold cannot use expired credit.
     """
     expired_lots = lots_of(account.organization_id).filter(_UNRESERVED, expires_at__lte=timezone.now())
     if not expired_lots.exists():  # the usual case, without locking the wallet
@@ -318,7 +319,7 @@ def lots_of(organization: Organization | int | None) -> QuerySet[CreditGrant]:
 
 
 def used_by_hold(hold_ids: Sequence[int]) -> dict[int, int]:
-    """Return the credit that each hold used, in minor units by hold id. Holds that used none are missing."""
+    """Return the credit that each hold used, in minor units by hold id. Holds that used no credit are missing."""
     rows = (
         CreditUse.objects.filter(hold__in=hold_ids, used_minor__gt=0).values("hold").annotate(total=Sum("used_minor"))
     )

@@ -60,7 +60,7 @@ def with_customer(*, organization: Organization, email: str, call: Callable[[str
     try:
         return call(customer_id)
     except PaymentRefused as error:
-        # A refusal need not name the customer as its reason, so ask the provider before it is passed on.
+        # A refusal need not name the customer as its reason, so ask the provider before passing the refusal on.
         if not isinstance(error, CustomerGone) and not gateway.is_customer_deleted(customer_id):
             raise
     forget(customer_id)

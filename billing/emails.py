@@ -35,7 +35,7 @@ def send_due() -> int:
         budget = alert.budget
         recipients = mail_recipients(budget.organization, "budget.reached")
         if isinstance(budget.user, User) and budget.user.is_active:
-            recipients.add(budget.user)
+            recipients.add(budget.user)  # always, because it is this member's own budget
         sent += deliver(BudgetAlert.objects.filter(pk=alert.pk), partial(_budget_mail, alert), recipients)
     warnings = BalanceWarning.objects.filter(mailed_at=None).select_related("account__organization")
     for warning in warnings:

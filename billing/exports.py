@@ -104,7 +104,7 @@ def _summary(rule: str, title: str, amount_minor: int, invoice: Invoice) -> list
 
 
 def escape_formula(text: str) -> str:
-    """Return the text, after an apostrophe if a spreadsheet would evaluate it as a formula."""
+    """Return the text, with an apostrophe before it if a spreadsheet would evaluate it as a formula."""
     return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
 
 

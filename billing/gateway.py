@@ -82,8 +82,9 @@ def mode() -> str:
 def create_customer(*, reference: str, name: str, email: str, replaces: str = "") -> str:
     """Create the customer object of an organization and return its id. Raises PaymentUnavailable, PaymentRefused.
 
-    `reference` names the organization. `replaces` is the id of the deleted customer that this one replaces, if any. It
-    makes the idempotency key a new one; with the old key, the provider would return the deleted customer again.
+    `reference` is the id of the organization's PaymentCustomer row. `replaces` is the id of the deleted customer that
+    this one replaces, if any. It changes the idempotency key; with the old key, the provider would return the deleted
+    customer again.
     """
     # Stripe refuses a repeated key with other parameters, so the key depends on them.
     fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
@@ -265,6 +266,7 @@ def events_since(created: int) -> Iterator[dict[str, Any]]:
     """Yield the provider's events since a Unix time, newest first. Raises PaymentUnavailable."""
     page = _call(lambda: _client().v1.events.list({"created": {"gte": created}, "limit": 100}))
     events = page.auto_paging_iter()
+    # Each `next` may request another page, so it goes through `_call`, too.
     while (event := _call(lambda: next(events, None))) is not None:
         yield event.to_dict()
 
@@ -331,6 +333,7 @@ def _parse_header(header: str) -> tuple[int, list[bytes]]:
         if name == "t":
             stamp = value
         elif name == "v1":
+            # As bytes, because `compare_digest` refuses strings that are not ASCII.
             signatures.append(value.encode("utf-8", "surrogateescape"))
     # `isdecimal` and `int` also accept digits of other scripts. Unix times have ten digits until the year 2286; more
     # than eleven are an attack.

@@ -3,9 +3,9 @@
 Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
 enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Every transaction locks rows in the same order, which prevents deadlocks. The row of a hold comes first, then the
-accounts of organizations by id, then the platform's accounts by id. Every posting touches a platform account, so these
-come last and are locked for the shortest time.
+Every transaction locks rows in the same order, which prevents deadlocks. The row of a hold, top-up or invoice series
+comes first, then the accounts of organizations by id, then the platform's accounts by id. Every posting touches a
+platform account, so these come last and are locked for the shortest time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Its parameters: reference, kind, description, time, account ids in locking order
 def wallet_account(*, organization_id: int, currency: str) -> Account:
     """Return the organization's wallet. Create one in `currency` if there is none. Safe under concurrent calls.
 
-    An organization has one wallet, so an existing one is returned even if its currency is another.
+    An organization has one wallet, so an existing wallet is returned even if it is in another currency.
     """
     Account.objects.bulk_create(
         [Account(organization_id=organization_id, kind=Account.Kinds.WALLET, currency=currency)], ignore_conflicts=True

@@ -210,8 +210,8 @@ def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool =
     The page may be paid before this returns.
     """
     organization = top_up.account.owner
-    # If the provider is unavailable, this raises before the row is written. Usually `with_customer` then makes no
-    # further request for the customer. It creates a new one only if this one was deleted at the provider.
+    # Called here so that an unavailable provider raises before the row is written. `with_customer` below then uses this
+    # customer. It creates another only if this customer was deleted at the provider.
     customers.ensure_customer(organization=organization, email=user.email)
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)

@@ -134,8 +134,8 @@ def diff(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
 def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
     """Return the prices that change by more than half.
 
-    Each price is compared with the one that the other book applies to the same purchase: a product's own price
-    overrides the price of all products.
+    Each price is compared with the price that the other book applies to the same purchase. A product's own price may
+    thus be compared with the price of all products.
     """
     before, after = price_rows(old), price_rows(new)
     prices = [*new.prices.select_related("node_spec"), *old.prices.select_related("node_spec")]
@@ -144,7 +144,7 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
         kind = pricing.PriceKind(price.kind)
         purchase = pricing.Purchase(
             product=price.product,
-            mode=pricing.Mode.METERED,  # no effect on `find_price`, nor has `epochs`
+            mode=pricing.Mode.METERED,  # any: `find_price` reads neither `mode` nor `epochs`
             node_spec=price.node_spec.name if price.node_spec else "",
             nodes=price.nodes_from,
             epochs=1,

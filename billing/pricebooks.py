@@ -83,7 +83,7 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
         for price in prices
         if price.nodes_from > 1 and not _is_priced(_key(price)._replace(nodes_from=1), priced)
     ]
-    # A product that is sold at a fixed price needs one for every node spec.
+    # A product that is sold at a fixed price needs a fixed price on every node spec.
     sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
     missing += [
         Price(kind=PriceKind.FIXED_EPOCH, product=product, node_spec=spec)
@@ -97,7 +97,7 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
 
 
 def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int], starts_at: datetime) -> list[Price]:
-    """Return the fixed prices that the draft lacks, of the book that it replaces at `starts_at`.
+    """Return the fixed prices that the draft lacks and the book in effect at `starts_at`, which it replaces, has.
 
     Without them, the products of these prices could no longer be sold.
     """
@@ -131,7 +131,7 @@ def publish(*, book: PriceBook, effective_from: datetime | None = None) -> Price
         raise BookRefused(_("This price book is already published. Copy it to change a price."))
     if effective_from and effective_from < now:
         raise BookRefused(_("Choose a date in the future. Past prices can't change."))
-    starts_at = max(starts_at, now)
+    starts_at = max(starts_at, now)  # the draft's own date may have passed
     if sentences := problems(book, starts_at=starts_at):
         raise BookRefused(" ".join(sentences))
     simultaneous = PriceBook.objects.filter(

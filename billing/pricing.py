@@ -83,9 +83,11 @@ class Estimate:
     p50_seconds: float
     p90_seconds: float
     source: str
-    """`history`, `probe`, `reference`, `customer`, `free` or `notebook`."""
+    """What the estimate is based on: `history` (earlier runs), `probe` (free estimates of the script), `reference` (the
+    product's reference speed), `customer` (the longest time that the customer set), or the time limit alone, for a free
+    run (`free`) or a `notebook`."""
     runs: int = 0
-    """Number of earlier runs that the estimate is based on."""
+    """Number of earlier runs, or of free estimates, that the estimate is based on."""
     measured_nodes: tuple[int, ...] = ()
     """Node counts of those runs if none had the requested count, so that their times were scaled."""
     efficiency: float | None = None
@@ -423,8 +425,8 @@ def _plain(number: Decimal) -> str:
 def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
     """Return the price of `kind` for a purchase, or None.
 
-    The product's own price wins over the price of all products, and a price from more nodes over one from fewer. For
-    node specs there is no such rule, because either all prices of a kind name a node spec or none does.
+    The product's own price wins over the price of all products, and a price from more nodes over a price from fewer.
+    For node specs there is no such rule, because either all prices of a kind name a node spec or none does.
     """
     matching = [
         row

@@ -125,8 +125,8 @@ def make_sweep_quote(
     """Store the quote of a sweep of at most `trials` runs.
 
     `offers` price the corners of the search space: a trial at each combination of extreme values. Terms and deadline
-    are those of the most expensive corner, and the ceiling is that corner's times `trials`. A lower `ceiling_minor` of
-    the customer replaces the ceiling; then fewer trials start. Raises QuoteRefused if it is too small for one trial.
+    are those of the most expensive corner, and the ceiling is `trials` times its ceiling. A lower `ceiling_minor` of
+    the customer replaces that ceiling; then fewer trials start. Raises QuoteRefused if it is too small for one trial.
     """
     most_expensive, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
     all_trials = pricing.trials_line(trials, most_expensive.ceiling_minor)
@@ -154,7 +154,7 @@ def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], dea
     """Store a quote of the purchase of `hold` with a later deadline, at the prices of the original quote.
 
     Only purchases that are metered can be extended. The new quote is for the whole purchase, not only for the added
-    time; `charges.extend` then holds the difference. A notebook has no estimate but its time limit.
+    time; `charges.extend` then holds the difference. `jobs` extends notebooks only, whose estimate is their time limit.
     """
     original = hold.quote
     offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
@@ -231,7 +231,7 @@ def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
         quote = Quote.objects.get(organization=organization, pk=UUID(str(quote_id)))
     except (Quote.DoesNotExist, ValueError) as error:
         raise NotFound(_("This quote does not exist. Request a new one.")) from error
-    quote.organization = organization
+    quote.organization = organization  # the caller's object, which saves a query
     return quote
 
 

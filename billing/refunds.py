@@ -107,7 +107,7 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
         # Locked in the order of pk, so that two calls cannot deadlock. The provider can only refund a payment intent.
         top_ups = list(paid.exclude(payment_intent="").select_related("account").order_by("pk"))
         left = credit.paid_minor(Account.objects.select_for_update(no_key=True).get(pk=account.pk))
-        for top_up in sorted(top_ups, key=lambda row: row.paid_at or row.created_at, reverse=True):
+        for top_up in sorted(top_ups, key=lambda top_up: top_up.paid_at or top_up.created_at, reverse=True):
             amount = min(left, refundable_minor(top_up)) if not _is_paused(top_up) else 0
             amount -= amount % currencies.step(top_up.currency)
             if amount > 0:

@@ -33,8 +33,8 @@ GB = 10**9
 STOP_WRITES_AFTER = timedelta(days=7)
 """How long storage may be unpaid before all writes are refused: a week to notice the email and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long storage may be unpaid before outputs are deleted, the oldest job's first and one job's each day, each after
-an email of its own. Two months are enough to notice the emails and pay, or to download the files."""
+"""How long storage may be unpaid before outputs are deleted: those of one job a day, the oldest job first, each after
+an email about that job. Two months are enough to notice the emails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400
@@ -119,7 +119,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
 
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too. The
-    prices in its terms are 0 and never used, because the amount is already known.
+    prices in its terms are 0. Like its estimate they are never used, because the amount is already known.
     """
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,
@@ -130,6 +130,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
         minimum_minor=0,
         ceiling_minor=amount_minor,
     )
+    # The line shows the size of the latest day, although the amount may also pay for earlier days.
     day = StorageDay.objects.filter(account=account).latest("day")
     line = pricing.Line(
         rule="storage",

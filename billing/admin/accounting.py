@@ -22,7 +22,7 @@ from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
 
 
 class InvoiceLineInline(ShowsAmounts, ReadOnlyInline):
-    """The lines of an invoice."""
+    """The lines of an invoice (one for each receipt) or of a credit note."""
 
     model = models.InvoiceLine
     fields = ("position", "title", "receipt", "amount_minor", "credit_minor")
@@ -55,7 +55,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
         description=gettext_lazy("Issue a credit note"), permissions=("correct",)
     )
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """Show the form of a credit note, with an amount for each line, and issue the note that it asks for."""
+        """Show the form of a credit note, with an amount for each line. On POST, issue the note."""
         invoice = get_object_or_404(models.Invoice, pk=object_id)
         typed = {name: request.POST.get(name, "").strip() for name in request.POST if name.startswith("line-")}
         error = ""
@@ -98,7 +98,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                 "invoice": invoice,
                 "rows": rows,
                 "error": error,
-                "notes_seen": invoice.notes.count(),
+                "notes_seen": invoice.notes.count(),  # a hidden field: see `invoices.correct`
                 "reason": request.POST.get("reason", ""),
                 "back": reverse("admin:billing_invoice_change", args=[invoice.pk]),
             },

@@ -77,7 +77,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
             self.initial.setdefault("amount", input_value(to_major(minor, currency), currency))
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency of the amount, "" if the form has none. Subclasses read it from another field."""
+        """Return the currency of the typed amount, which subclasses find in `data`; "" if `data` lacks its field."""
         return currency_of(self.instance)
 
     def clean(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
         if minor < (0 if self.allows_zero else 1):
             self.add_error("amount", _("Enter an amount above 0."))
             return data
-        data["amount_minor"] = minor
+        data["amount_minor"] = minor  # for the checks of subclasses
         setattr(self.instance, self.minor_name, minor)
         return data
 

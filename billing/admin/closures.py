@@ -21,6 +21,6 @@ class ClosureAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("to pay back"))
     def to_pay_back(self, closure: Closure) -> str:
-        """Return the paid-in money that is still in the wallet, a dash without a wallet."""
+        """Return the paid-in money that is still in the wallet, or a dash if there is no wallet."""
         account = selectors.wallet(closure.organization)
         return money(credit.paid_minor(account), account.currency) if account else "–"

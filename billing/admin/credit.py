@@ -23,7 +23,7 @@ from console.core.readonly import ReadOnlyInline
 
 
 class CreditUseInline(ShowsAmounts, ReadOnlyInline):
-    """The holds that reserved or used a lot of credit."""
+    """The holds that reserved or used credit of one grant."""
 
     model = models.CreditUse
     fields = ("hold", "reserved_minor", "used_minor")
@@ -108,7 +108,7 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
         return False
 
     def save_model(self, request: HttpRequest, obj: models.CreditGrant, form: ModelForm[Any], _change: Any) -> None:
-        """Grant the credit through the service."""
+        """Grant the credit through the service. An organization without a wallet gets one for the credit."""
         obj.pk = form.cleaned_data["key"]
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
         credit.grant(credit_grant=obj, user=cast("User", request.user), account=account)
@@ -153,7 +153,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         return (RedemptionInline,) if obj else ()
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
-        """Return the fields that are read-only once the voucher was redeemed."""
+        """Return the read-only fields: the count of uses, and once the voucher was redeemed, its code and value."""
         fixed = ("code", "amount_minor", "currency", "credit_days", "uses")
         return self._with_formatted_amounts(fixed) if obj and obj.uses else ("uses",)
 

@@ -54,7 +54,8 @@ class WriteOffForm(AmountForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "account" in self.fields:
+        if "account" in self.fields:  # not when an existing write-off is shown, read-only
+            # A debt is a negative balance.
             debts = models.Account.objects.filter(kind=models.Account.Kinds.RECEIVABLE, posted_minor__lt=0)
             self.fields["account"].queryset = debts.select_related("organization")  # type: ignore[attr-defined]  # a choice of rows
 

@@ -41,7 +41,7 @@ class DisputeInline(ShowsAmounts, ReadOnlyInline):
 
 
 class MovementInline(ShowsAmounts, ReadOnlyInline):
-    """The movements of a dispute."""
+    """The withdrawals and returns of money by a dispute."""
 
     model = models.DisputeMovement
     fields = ("moved_at", "amount_minor", "balance_transaction", "reference")
@@ -112,7 +112,7 @@ class RefundAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pub
     list_filter = ("state",)
     search_fields = ("refund_id", "top_up__id", "top_up__account__organization__name")
     autocomplete_fields = ("top_up",)
-    show_full_result_count = False
+    show_full_result_count = False  # saves a count of the whole table on a filtered list
 
     def get_fields(self, _request: HttpRequest, obj: models.Refund | None = None) -> Sequence[Any]:
         """Show the amount and the idempotency key only when adding."""

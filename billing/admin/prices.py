@@ -42,7 +42,7 @@ class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djang
         self.fields["amount"] = forms.DecimalField(
             label=_("Amount (%(currency)s)") % {"currency": currency},
             min_value=0,
-            max_digits=14,
+            max_digits=14,  # as the column: moving the decimal point does not change the number of digits
             decimal_places=PRICE_DECIMALS + decimals(currency),
             widget=AmountInput,
         )
@@ -169,7 +169,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
         return is_draft and bool(super().has_change_permission(request, obj))
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Allowed in drafts only."""
+        """Allowed on the page of a draft, but not for the list's action, which could select published books."""
         is_draft = obj is not None and obj.published_at is None
         return is_draft and bool(super().has_delete_permission(request, obj))
 

@@ -303,6 +303,7 @@ class InvoiceCsvView(TenantView):
 def _member(organization: Organization, email: str | None) -> User | None:
     if not email:
         return None
+    # Stored addresses are in lower case.
     membership = organization.memberships.filter(user__email=email.lower()).select_related("user").first()
     if membership is None:
         raise InvalidInput(fields={"member": _("No member of your organization has this address.")})

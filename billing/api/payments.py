@@ -149,16 +149,16 @@ class AutomaticView(TenantView):
         """Switch automatic top-ups on or off, or change them."""
         form = AutomaticRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        settings = form.validated_data
-        if not settings["is_on"]:
+        wanted = form.validated_data
+        if not wanted["is_on"]:
             auto_topup.switch_off(account=wallet_of(self))
             return self.get(request)
         try:
             auto_topup.switch_on(
                 account=wallet_of(self),
-                threshold_minor=settings["threshold_minor"],
-                amount_minor=settings["amount_minor"],
-                method_id=settings["card"],
+                threshold_minor=wanted["threshold_minor"],
+                amount_minor=wanted["amount_minor"],
+                method_id=wanted["card"],
                 user=self.membership.user,
             )
         except NoSavedCard:

@@ -125,6 +125,7 @@ class Invoice(models.Model):
 
     kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices, default=Kinds.INVOICE)
     sequence = models.PositiveBigIntegerField(_("count"))
+    """The running number among documents of this kind. `number` is made from it and a prefix."""
     number = models.CharField(_("number"), max_length=40, unique=True)
     organization = models.ForeignKey(
         Organization, models.PROTECT, related_name="invoices", verbose_name=_("organization")

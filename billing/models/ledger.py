@@ -42,7 +42,9 @@ class Account(models.Model):
     kind = models.CharField(_("kind"), max_length=16, choices=Kinds.choices)
     currency = models.CharField(_("currency"), max_length=3)
     posted_minor = models.BigIntegerField(_("balance"), default=0)
+    """The sum of the account's entries."""
     held_minor = models.BigIntegerField(_("held"), default=0)
+    """The sum of the account's open holds."""
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -148,6 +148,7 @@ class PaymentCustomer(models.Model):
         help_text=_("The previous record, deleted at the payment provider."),
     )
     default_method = models.CharField(max_length=255, blank=True)
+    """The provider's id of the default card. If there is no such card, the newest one is the default."""
 
     class Meta:
         verbose_name = _("payment customer")

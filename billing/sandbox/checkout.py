@@ -101,8 +101,8 @@ def submit(account: StripeAccount, session: StripeObject, form: Form) -> FormRes
     else:
         return FormResult(error=TEST_CARDS_ONLY)
     try:
-        take = _pay if session["mode"] == "payment" else _save_card
-        return take(account, session, method)
+        use_method = _pay if session["mode"] == "payment" else _save_card
+        return use_method(account, session, method)
     except Refused as error:
         return FormResult(error=str(error))
 
@@ -124,6 +124,7 @@ def answer_challenge(account: StripeAccount, intent_id: str, *, is_agreed: bool)
         return FormResult(error=EXPIRED)
     if not is_agreed:
         if intent["object"] == "payment_intent":
+            # Stores the error, which the payment page then shows. The returned exception is for API requests only.
             intents.fail(account, intent, cards.FAILED_CHALLENGE)
         else:
             error = intents.decline_error(cards.FAILED_CHALLENGE).answer["error"]

@@ -71,6 +71,7 @@ def delete_customer(account: StripeAccount, customer: StripeObject) -> StripeObj
     for method in account.store.all("payment_method"):
         if method["customer"] == customer["id"]:
             account.change(method, customer=None, _spent=True)
+    # Emitted before `_deleted` is set: the event shows the whole customer, but a deleted object shows only its id.
     account.emit("customer.deleted", customer)
     return account.change(customer, _deleted=True)
 

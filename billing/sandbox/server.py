@@ -30,7 +30,7 @@ PAGES = Path(__file__).parent
 
 
 def _content_security_policy() -> str:
-    """Return the policy of every response: it allows nothing but the inline style sheet of the pages, by its hash."""
+    """Return the policy of each response with a body. It allows only the pages' inline style sheet, by its hash."""
     style = (PAGES / "base.html").read_text().partition("<style>")[2].partition("</style>")[0]
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     api_key: str
     protocol_version = "HTTP/1.1"
     server_version = "TrainyardSandbox"
-    sys_version = ""
+    sys_version = ""  # the header `Server` then does not name Python's version
 
     def do_GET(self) -> None:  # named by http.server
         """Serve the API or a page."""

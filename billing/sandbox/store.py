@@ -47,7 +47,7 @@ class Store:
             self._changed[kind, object_id] = None
 
     def all(self, kind: str, *, newest_first: bool = False) -> Iterator[StripeObject]:
-        """Return all objects of a kind, oldest first. The iterator is a copy, so the caller may add and remove."""
+        """Iterate over a copy of the objects of a kind, so the caller may add and remove. Oldest first by default."""
         objects = self._objects.get(kind, {})
         return iter([objects[key] for key in (reversed(objects) if newest_first else objects)])
 

@@ -16,7 +16,7 @@ class Command(BaseCommand):
     """`manage.py payments_sandbox`."""
 
     help = "Serve the payments sandbox on loopback: payment pages and signed webhooks without Stripe keys."
-    requires_system_checks = []  # `up` and `prepare` make them
+    requires_system_checks = []  # `manage.py up` and `manage.py prepare` run them
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         """Serve until SIGTERM or SIGINT."""
