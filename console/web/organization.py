@@ -101,6 +101,7 @@ def _render_page(request: MemberRequest, *, name_form: NameForm, invitation_form
             "invitations": selectors.open_invitations(organization=organization),
             "members": members,
             "roles": Membership.Roles,
+            # The ids of the users who have a second factor.
             "protected": second_factors.protected_users(membership.user_id for membership in members),
             "quota": organization.quota,
             "audit_events": selectors.activity(organization=organization)[:RECENT_EVENTS],
