@@ -34,7 +34,7 @@ class NameForm(forms.Form):
 
 
 class TokenForm(NameForm):
-    """The form of an API token. Every token may read."""
+    """The form of an API token. Every token may read, so LABELS has no choice for VIEW."""
 
     LABELS = {
         Capability.STORE: gettext_lazy("Change datasets, workspaces, models, images and secrets"),
