@@ -16,6 +16,7 @@ from console.installation import selectors
 from console.installation.models import MAX_LOGO_BYTES, MAX_LOGO_PIXELS, MIN_LOGO_PIXELS, Brand, LegalText, Notice
 
 NO_LOGO = _("Choose a PNG picture of at most 256 KiB.")
+"""The error of a file that cannot be the logo: it is no PNG picture, or it is larger than MAX_LOGO_BYTES."""
 
 
 class InstallationAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
@@ -60,6 +61,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         file = self.cleaned_data["logo_file"]
         if not file:
             return b""
+        # ImageField has set `file.image`, the opened picture.
         if file.image.format != "PNG" or file.size > MAX_LOGO_BYTES:
             raise ValidationError(NO_LOGO)
         width, height = file.image.size

@@ -15,7 +15,7 @@ DEFAULT_NAME = "Trainyard"
 MAX_LOGO_BYTES = 256 * 1024
 """The largest logo. Every page loads it, and the database holds it."""
 MIN_LOGO_PIXELS = 28
-"""The shortest side of a logo: pages show the logo at this size. Texts of the admin's form name the limits too."""
+"""The shortest side of a logo: pages show the logo at this size. The texts of the admin's form repeat the limits."""
 MAX_LOGO_PIXELS = 1024
 """The longest side of a logo: far more than any screen shows. It bounds the memory in which a browser decodes it."""
 MIN_CONTRAST = 4.5
@@ -32,7 +32,7 @@ def validate_color(value: str) -> None:
 
 def validate_contact(value: str) -> None:
     """Raise ValidationError unless `value` is an e-mail address or a URL that begins with https://."""
-    is_email = "@" in value and ":" not in value
+    is_email = "@" in value and ":" not in value  # a URL may contain "@" too, but also has a colon
     validate = validate_email if is_email else URLValidator(schemes=["https"])
     try:
         validate(value)
@@ -71,7 +71,7 @@ class Brand(models.Model):
         return self.name
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save it under the key 1, so that a second brand replaces the first."""
+        """Save the brand under the key 1, so that a second brand replaces the first."""
         self.pk = 1
         super().save(*args, **kwargs)
 

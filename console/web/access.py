@@ -65,7 +65,7 @@ def require_log_in(view: View[Arguments]) -> View[Arguments]:
 
 
 def _page_of_form(request: HttpRequest) -> str:
-    """Return the page that contains the submitted form (Referer), or the overview."""
+    """Return the path of the page that contains the submitted form (Referer), or else that of the overview."""
     page = request.headers.get("Referer", "")
     is_ours = url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure())
     return urlsplit(page)._replace(scheme="", netloc="").geturl() if is_ours else reverse("overview")
@@ -80,7 +80,7 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponseBase:
 
 
 RETRY_AFTER_SECONDS = 60
-"""The Retry-After of a 429: the limits of log-in and sign-up count in minutes."""
+"""The Retry-After of a 429: a minute is the shortest period that a limit of log-in or sign-up has."""
 
 
 def too_many_requests(request: HttpRequest) -> HttpResponse:
@@ -126,7 +126,7 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
             except CustomerError as error:
                 if error.code == "not_found":
                     raise Http404(str(error.message)) from error
-                raise
+                raise  # views handle their other errors themselves; an error that reaches this line becomes a 500
 
         return wrapper
 

@@ -114,7 +114,7 @@ MEMBER_BUDGET = _("Changed the budget of %(member)s")
 
 
 def describe(event: AuditEvent) -> str:
-    """Return the description of an event in the reader's language. An action without one shows its code."""
+    """Return the description of an event in the reader's language. An action without a description shows its code."""
     text = DESCRIPTIONS.get(event.action)
     if text is None:
         return str(event)

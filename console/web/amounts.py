@@ -34,7 +34,7 @@ class AmountField(forms.CharField):
     """A field for an amount in major units, with a decimal point or comma. `clean` returns minor units."""
 
     currency = ""
-    """Each form sets it when it is created: the number of decimals depends on the currency."""
+    """Each form sets its fields' currency in its constructor: the number of decimals depends on the currency."""
 
     def __init__(self, *, label: object) -> None:
         widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})

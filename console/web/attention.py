@@ -49,6 +49,7 @@ class OverviewData:
     account: Account | None
     """The wallet, from `billing.selectors.wallet_with_settings`."""
     runway: Runway | None
+    """How long the wallet lasts at its recent daily spend; None without a wallet."""
     budgets: list[BudgetState]
     usage: Usage
     silent_clusters: list[str]
@@ -80,7 +81,7 @@ def _money_notices(data: OverviewData) -> Iterator[Notice]:
             "daily": money(runway.daily_minor, account.currency),
         }
         yield Notice("low_balance", text, action, url, is_urgent=True)
-    top_up = getattr(account, "auto_top_up", None)
+    top_up = getattr(account, "auto_top_up", None)  # a one-to-one relation: without a row the attribute is missing
     if top_up is not None and top_up.failures:
         card = {"card": top_up.method_label}
         if top_up.is_on:

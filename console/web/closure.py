@@ -67,7 +67,7 @@ def close_organization(request: MemberRequest) -> HttpResponse:
         "organization": organization,
         "closure": closure.closure_of(organization),
         "obstacles": closure.obstacles(organization),
-        "payable_minor": closure.payable_minor(organization),
+        "payable_minor": closure.payable_minor(organization),  # what the customer gets back
         "account": billing.wallet(organization),
         "notice_days": settings.CLOSURE_NOTICE_DAYS,
     }

@@ -51,6 +51,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
         replace(spend, node_spec=spec_titles.get(spend.node_spec, spend.node_spec))
         for spend in costs.spending(organization, month)
     ]
+    # `names` are the groups of the chosen dimension; each day of `days` has their amounts in the same order.
     names, days = costs.by_day(spends, month, dimension)
     spent_minor = sum(spend.amount_minor for spend in spends)
     return render(
@@ -102,7 +103,7 @@ def budget_set(request: MemberRequest) -> HttpResponse:
 
 
 def csv_file(lines: Iterable[str], name: str) -> StreamingHttpResponse:
-    """Return CSV lines as a download. A byte order mark comes first, because Excel reads UTF-8 only after one."""
+    """Return CSV lines as a download. A byte order mark comes first: without the mark, Excel does not read UTF-8."""
     response = StreamingHttpResponse(_with_byte_order_mark(lines), content_type="text/csv; charset=utf-8")
     response["Content-Disposition"] = content_disposition_header(as_attachment=True, filename=name) or ""
     return response

@@ -1,4 +1,4 @@
-"""The page of credit: the granted lots with amount, expiry and use, and the form that redeems a voucher."""
+"""The page of credit: each grant ("lot") with its amount, expiry and use, and the form that redeems a voucher."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
             "form": form,
             "lots": lots_with_state,
             "credit_minor": credit.credit_minor(account),
-            "paid_minor": credit.paid_minor(account),
+            "paid_minor": credit.paid_minor(account),  # the rest of the available balance, which is not credit
         },
         status=422 if form.errors else 200,
     )

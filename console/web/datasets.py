@@ -101,9 +101,10 @@ def dataset_copy(request: MemberRequest, name: str) -> HttpResponse:
     """Publish files of a workspace or of a job as the next version."""
     organization, user = request.membership.organization, request.membership.user
     dataset = selectors.dataset_named(organization, name)
-    path, job_pk = request.POST.get("path", "").strip(), parse_row_id(request.POST.get("job", "").lstrip("#"))
+    path = request.POST.get("path", "").strip()
+    job_pk = parse_row_id(request.POST.get("job", "").lstrip("#"))  # pages show job 12 as "#12"
     with errors_as_message(request):
-        if "job" in request.POST:
+        if "job" in request.POST:  # one of the page's two forms; the other names a workspace
             if job_pk is None:
                 raise InvalidInput(fields={"job": _("Enter the number of a job.")})
             job = jobs.job_for(organization, job_pk)
@@ -125,7 +126,7 @@ def dataset_import(request: MemberRequest, name: str) -> HttpResponse:
     if request.method == "GET":
         response = render(request, "storage/_imports.html", {"dataset": dataset} | _imports_context(dataset))
         if not imports.open_imports().filter(dataset=dataset).exists():
-            response["HX-Refresh"] = "true"  # the page shows the new version
+            response["HX-Refresh"] = "true"  # htmx reloads the whole page, which then shows the new version
         return response
     with errors_as_message(request):
         fields = ("url", "endpoint", "access_key_id_secret", "secret_access_key_secret")
@@ -248,7 +249,7 @@ def version_file(request: MemberRequest, name: str, number: int, path: str) -> H
         "dataset": version.dataset,
         "version": version,
         "path": path,
-        "crumbs": crumbs_of(path)[:-1],
+        "crumbs": crumbs_of(path)[:-1],  # only the folders; the page shows the file's name by itself
         "file_name": posixpath.basename(path),
         "file": file,
         "sha256": dataset_files.sha256(version=version, path=path),
@@ -312,7 +313,7 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
         "code": code,
         "direct_from_bytes": direct_uploads.min_bytes_in_pages(),
         "offers_imports": imports.is_offered(),
-        "endpoints": bucket_import.allowed_endpoints(),
+        "endpoints": bucket_import.allowed_endpoints(),  # the object storage from which imports may read
         # An import from a bucket takes its credentials from secrets.
         "secrets": secret_store.secrets_for(request.membership.organization)
         if bucket_import.allowed_endpoints()
@@ -320,5 +321,6 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
     } | (_imports_context(dataset) if is_own else {})
     response = render(request, "storage/dataset_detail.html", context)
     if code:
-        response["Cache-Control"] = "private, no-store"  # with the code an organization can use the dataset
+        # The code is a secret: it lets any organization use the dataset.
+        response["Cache-Control"] = "private, no-store"
     return response

@@ -110,7 +110,7 @@ def _pages() -> dict[str, PageEntry]:
 def _results(query: str) -> list[dict[str, Any]]:
     """Return the sections that contain all words, those with a word in the title first."""
     words = query.lower().split()
-    titles = _pages()
+    pages = _pages()
     matching = [
         section
         for section in _all_sections()
@@ -118,7 +118,7 @@ def _results(query: str) -> list[dict[str, Any]]:
     ]
     matching.sort(key=lambda section: not any(word in section.title.lower() for word in words))
     return [
-        {"section": section, "page_title": titles[section.page].title, "excerpt": _excerpt(section.text, words[0])}
+        {"section": section, "page_title": pages[section.page].title, "excerpt": _excerpt(section.text, words[0])}
         for section in matching[:MAX_RESULTS]
     ]
 
@@ -215,7 +215,7 @@ def _without_column(tokens: list[Token], heading: str) -> list[Token]:
         if token.type == "table_open":
             hidden_column = None
         elif token.type == "tr_open":
-            column = -1
+            column = -1  # before the row's first cell, or after its last one
         elif token.type in {"th_open", "td_open"}:
             column += 1
             if token.type == "th_open" and _plain(tokens[index + 1]) == heading:

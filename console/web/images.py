@@ -89,6 +89,7 @@ def image_list(request: MemberRequest) -> HttpResponse:
             "contents": {image.pk: images.contents_of(image) for image in all_images},
             "pulls_images": images.any_cluster_pulls_images(),
             "framework_titles": FRAMEWORK_TITLES,
+            # For the form of an image check, which only organizations with the active service may order.
             "specs": billing.offered_specs(account.currency) if account and is_active(organization) else [],
         },
     )
@@ -194,7 +195,7 @@ def _save(membership: Membership, fields: dict[str, Any], image: Image | None = 
     else:
         fields.pop("name")
         image = image_store.update_image(image=image, user=membership.user, **fields)
-    if username:  # without a user name, stored credentials of the registry remain
+    if username:  # without a user name, the credentials that are stored for the registry stay as they are
         host = image.reference.partition("/")[0]
         registries.save_registry(
             organization=organization, host=host, username=username, password=password, user=membership.user

@@ -19,13 +19,13 @@ CACHE_CONTROL = "public, max-age=31536000, immutable"
 """Browsers keep the brand's files for a year: the files get new URLs when the brand changes."""
 
 DARK_CARD = "#262626"
-"""The background of cards in the dark theme (Tabler's gray-800). No other background on which this theme shows text in
-the brand's colour is lighter, so text that is readable on it is readable on all."""
+"""The background of cards in the dark theme (Tabler's gray-800). It is the lightest background on which this theme
+shows text in the brand's colour, so a colour that is readable on cards is readable everywhere."""
 TINT_SHARE = 0.12
 """The largest share of the brand's colour in a tinted background below text in that colour (in `trainyard.css`)."""
 HOVER_SHARE = 0.15
 """The share of black (light theme) or white (dark theme) in the colour of a button under the pointer.
-Our own button in the light theme (`trainyard.css`) becomes about as much darker."""
+The button without a brand (`--tblr-primary-darken` in `trainyard.css`) changes by about as much."""
 
 
 def context(_request: HttpRequest) -> dict[str, Any]:

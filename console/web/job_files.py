@@ -47,6 +47,7 @@ def job_files(request: MemberRequest, pk: int, path: str = "") -> HttpResponse:
         context["problem"] = error_text(error)
     else:
         context["rows"] = [(entry, posixpath.basename(entry.path)) for entry in page.entries]
+        # Folders at the top and below `logs` are listed even before the run creates them.
         context["has_files"] = any(entry.exists for entry in page.entries)
         context["next_url"] = page.next and f"{_folder_url(job, path)}?{urlencode({'after': page.next})}"
     return render(request, "jobs/_job_files.html" if request.htmx else "jobs/job_files.html", context)

@@ -113,7 +113,8 @@ def _shared_context(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "summary": summary,
-        "quote": notebooks.current_quote(job),  # by which it is charged: a notebook's last extension has its own
+        # The quote by which the job is charged: the order's, or that of a notebook's last extension.
+        "quote": notebooks.current_quote(job),
         "files_end": _deletion_time(job),
         "keep_days": results.DEFAULT_RETENTION.days,
     }
@@ -130,6 +131,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "explanation": explanation,
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.files_expire_soon(job),
+        # The price of a notebook in which the member can look into a failed job; None if the page offers none.
         "inspect_hourly_minor": notebooks.hourly_price_to_inspect(job),
         "has_tensorboard": job.started_at is not None and tensorboards.is_available(),
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
@@ -178,6 +180,7 @@ def _logs(job: Job) -> dict[str, Any]:
         "attempt_numbers": [attempt.number for attempt in attempts],
         # The script replaces attempt and rank in this path by those that the reader chooses.
         "log_path": f"logs/attempt-{last_number}/rank-0.log",
+        # A negative offset counts from the end. `at_line` leaves out the line that is cut at the beginning.
         "text": selectors.log(job, shown_rank, -LOG_BYTES_SHOWN, at_line=True).text,
     }
 
@@ -222,7 +225,7 @@ def _fix_button(job: Job, explanation: Explanation, *, has_files: bool) -> dict[
     """Return the button beside a diagnosis, as `url`, `title` and `icon`. It leads to what the customer can do now."""
     fix, frame = explanation.diagnosis.fix, explanation.diagnosis.frame
     order_url = f"{reverse('training_new')}?"
-    if explanation.changes:
+    if explanation.changes:  # an order with these changes would avoid the failure
         url = order_url + urlencode({"rerun": job.pk, **explanation.changes})
         if explanation.hourly_minor is None:
             title = _("Run again with batch size %(size)s") % {"size": explanation.changes["batch_size"]}

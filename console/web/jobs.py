@@ -57,6 +57,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
     counts = {} if search.is_filtered else job_search.counts(organization)
     context |= {
         "tabs": [_state_tab(search, state, counts) for state in ("", *job_search.STATES)],
+        # The ways to sort the list, and the member's saved searches.
         "orders": {name: title for name, (title, _columns) in job_search.SORT_ORDERS.items()},
         "views": job_search.views(request.membership),
     }

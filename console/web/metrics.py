@@ -105,7 +105,8 @@ def job_compare(request: MemberRequest) -> HttpResponse:
 def _chart_run(job: Job, *, is_free_estimate: bool | None = None) -> dict[str, Any]:
     """Return the id and title of a run, for the script that draws the charts.
 
-    `is_free_estimate`: the job is a probe, a free run that measures a script, which is titled as such.
+    `is_free_estimate`: whether the job is a free estimate, which has another title. None: `title_of` finds out, which
+    may cost a query.
     """
     return {"id": job.pk, "title": f"#{job.pk} {selectors.title_of(job, is_free_estimate=is_free_estimate)}"}
 
@@ -152,7 +153,7 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
     names = cost_analysis.curve_names(job)
     if not names:
         return {}
-    no_attempts: list[Attempt] = []  # whether node time is free depends on the quote alone, so any time will do
+    no_attempts: list[Attempt] = []  # `is_free` depends on the quote alone: neither attempts nor the time matter
     if curves.Spending(job, no_attempts, job.queued_at).is_free:
         return {}
     name = curve if curve in names else names[0]

@@ -99,7 +99,8 @@ def context(request: HttpRequest) -> dict[str, Any]:
 
     `sections` and `wallet` are functions, so that only templates that use them cause queries.
 
-    A member who lacks a second factor that the organization requires gets only `locked_membership` and `memberships`.
+    A member who lacks a second factor that the organization requires gets only `locked_membership` and `memberships`,
+    for the menu that switches to another organization.
     """
     membership: Membership | None = getattr(request, "membership", None)
     if membership is None:

@@ -125,7 +125,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
         "hours": DEFAULT_NOTEBOOK_SECONDS // 3600,
         "idle_minutes": DEFAULT_IDLE_SECONDS // 60,
     }
-    versions: dict[str, DatasetVersion | None] = {}
+    versions: dict[str, DatasetVersion | None] = {}  # of the chosen datasets, by their names; None: the latest
     inspected_job = None
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
         notebook = notebooks.notebook_for(organization, pk)
@@ -247,6 +247,7 @@ def admit(request: HttpRequest) -> HttpResponse:
         session_key = _unseal(ticket, notebook_request.job_id, purpose=TICKET_PURPOSE)
         if session_key is None or _notebook_of_session(session_key, notebook_request.job_id) is None:
             return _refuse(request, notebook_request.job_id)
+        # `/lab` is JupyterLab's page on the notebook's host.
         response = HttpResponse(status=303, headers={"Location": "/lab", "Referrer-Policy": "no-referrer"})
         response.set_cookie(
             COOKIE,
@@ -313,7 +314,7 @@ def _values_to_inspect(job: Job) -> dict[str, object]:
     try:
         inspection.find_job(organization=job.organization, pk=job.pk, cluster_name=attempt.backend if attempt else "")
         inspected: int | str = job.pk
-    except NotInspectable:  # the job wrote no files, or they were deleted: the notebook has the rest
+    except NotInspectable:  # the job has no files or has not ended: the form still takes its other choices
         inspected = ""
     return {
         "workspace": job.workspace.name,

@@ -1,4 +1,4 @@
-"""Pages of notifications, of a member's choice of mails, and of webhooks."""
+"""Pages of notifications, of a member's choice of emails, and of webhooks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def notification_choices(request: MemberRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 @member(Capability.MANAGE)
 def webhook_list(request: MemberRequest) -> HttpResponse:
-    """List the webhooks. POST creates one, and shows its key once."""
+    """List the webhooks. POST creates one, and shows its signing key (`secret`) once."""
     form, secret = WebhookForm(request.POST if request.method == "POST" else None), ""
     if form.is_valid():
         with errors_in_form(form):
@@ -124,7 +124,7 @@ def _title(kind: str) -> str:
 
 
 def _row(notification: Notification) -> dict[str, Any]:
-    """Return a notification as a row: its title, a sentence, and a link."""
+    """Return a notification as a row: a title with a link, what it is about (`text`), and a sentence (`detail`)."""
     data = notification.data
     amounts = {name: money(data[name], data["currency"]) for name in data if name.endswith("_minor")}
     text, href, detail = "", "", ""

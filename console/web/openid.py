@@ -2,7 +2,7 @@
 
 allauth serves the protocol, but is less strict than this console. It accepts a redirect URI with additional parameters
 or another port of this machine, and requests without PKCE. With `prompt=none` it skips the consent to a client if the
-person has trusted another one. The view refuses such requests before allauth handles them.
+person has trusted another client. The view refuses such requests before allauth handles them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allau
 
 
 def _check_request(request: HttpRequest) -> None:
-    """Raise BadRequest for what allauth accepts and this console refuses. allauth itself refuses unknown clients."""
+    """Raise BadRequest if this console refuses a request that allauth would accept. allauth refuses unknown clients."""
     parameters = request.GET
     client = Client.objects.filter(pk=parameters.get("client_id", "")).first()
     if client is None:
@@ -64,7 +64,7 @@ def _check_request(request: HttpRequest) -> None:
 
 
 def not_offered(_request: HttpRequest) -> HttpResponse:
-    """Refuse the log-in by device code, which no client of ours uses."""
+    """Refuse the log-in by device code: no client gets this grant (`console.accounts.openid`)."""
     raise Http404
 
 

@@ -1,8 +1,8 @@
 """The page on which an operator reads a customer's job: most tabs of the job page, read-only.
 
 An operator is an administrator of the installation, who is no member of the customer's organization. The page uses the
-templates of the job page, with `read_only`. Files, shells, notebooks, TensorBoard and all forms have URLs of their own,
-which require a membership, so for an operator they return 404.
+templates of the job page, with `read_only`. Files, shells, notebooks, TensorBoard and all forms have URLs of their own.
+These require a membership of the customer's organization, so an operator never gets there.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class NameForm(forms.Form):
 
 
 class TokenForm(NameForm):
-    """The form of an API token. Every token may read."""
+    """The form of an API token. Every token may read, so LABELS has no choice for VIEW."""
 
     LABELS = {
         Capability.STORE: gettext_lazy("Change datasets, workspaces, models, images and secrets"),
@@ -101,6 +101,7 @@ def _render_page(request: MemberRequest, *, name_form: NameForm, invitation_form
             "invitations": selectors.open_invitations(organization=organization),
             "members": members,
             "roles": Membership.Roles,
+            # The ids of the users who have a second factor.
             "protected": second_factors.protected_users(membership.user_id for membership in members),
             "quota": organization.quota,
             "audit_events": selectors.activity(organization=organization)[:RECENT_EVENTS],

@@ -59,7 +59,7 @@ def overview(request: MemberRequest) -> HttpResponse:
         runway=budgets.runway_of(account) if account else None,
         budgets=budget_states,
         usage=usage,
-        silent_clusters=[name for name, totals in cluster_totals.items() if totals is None],
+        silent_clusters=[name for name, capacity in cluster_totals.items() if capacity is None],
     )
     return render(
         request,
@@ -88,8 +88,8 @@ def _open_jobs(organization: Organization) -> list[Job]:
     """Return the newest open jobs for `rows.row`.
 
     Each state has its own query, for which an index returns the rows in order. One query for all states would be a
-    prepared statement, which PostgreSQL plans without the states' values. If an organization has no open job, it would
-    read every job.
+    prepared statement, which PostgreSQL plans without the states' values. For an organization without open jobs, such
+    a plan would read every job.
     """
     first, *others = [
         Job.objects.filter(organization=organization, state=state).order_by("-queued_at", "-id").values("pk")[:MAX_ROWS]

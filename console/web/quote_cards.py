@@ -34,9 +34,9 @@ def quote_card(
     stale: bool = False,
     **context: Any,
 ) -> HttpResponse:
-    """Render the card of a quote.
+    """Render the card of a quote. `problem` says why the last attempt to order the quote failed.
 
-    The response also has an empty error for each form control in `fields`, which replaces that of an earlier refusal.
+    The response also has an empty error for each form control in `fields`, to clear the errors of an earlier refusal.
     `template` extends `jobs/_plain_quote.html` and gets `context` too. The form of the card posts to `order_url`. For a
     `stale` quote, which cannot be bought, the card offers a new quote.
     """
@@ -44,7 +44,7 @@ def quote_card(
     available = account.available_minor if account else 0
     refusal = orders.refusal(quote, request.membership.user)
     held_minor = orders.held_minor(quote)
-    added_minor = quote.ceiling_minor - held_minor  # the extension of a notebook adds to the amount that it holds
+    added_minor = quote.ceiling_minor - held_minor  # to extend a notebook, only the difference to its hold is needed
     context |= {
         "quote": quote,
         "order_url": order_url,

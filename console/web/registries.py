@@ -53,6 +53,7 @@ def registry_list(request: MemberRequest) -> HttpResponse:
     form = RegistryForm(request.POST if request.method == "POST" else None, initial=initial)
     if form.is_valid():
         with errors_in_form(form):
+            # A password of None keeps the stored one.
             values = form.cleaned_data | {"password": form.cleaned_data["password"] or None}
             check = registries.check_registry(organization=organization, **values)
             registry = registries.save_registry(organization=organization, user=request.membership.user, **values)

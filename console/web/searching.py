@@ -1,4 +1,7 @@
-"""Search and sort lists by `?q=` and `?sort=`: datasets, models and workspaces, whose number a quota limits."""
+"""Search and sort lists by `?q=` and `?sort=`: datasets, models and workspaces.
+
+A search reads all rows of the organization. That is fast enough, because a quota limits their number.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from console.web.access import logged_in_user
 @require_GET
 @login_required
 def security(request: HttpRequest) -> HttpResponse:
-    """Show the password, second factors and sessions of the person, and the services that may act for them."""
+    """Show the person's ways to log in, their sessions, and the services that may act for them."""
     user = logged_in_user(request)
     factors = list(Authenticator.objects.filter(user=user).order_by("id"))
     sessions = UserSession.objects.purge_and_list(user)

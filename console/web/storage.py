@@ -43,7 +43,7 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
             "quota_bytes": quota_bytes,
             "left_bytes": max(0, quota_bytes - usage.counted_bytes),
             "fraction": usage.counted_bytes / quota_bytes if quota_bytes else 1,
-            "entry_bytes": ENTRY_BYTES,
+            "entry_bytes": ENTRY_BYTES,  # what each file or folder uses besides its content
             "limits": selectors.limits(organization, usage),
             "shares": selectors.usage_by_kind(organization),
             "deleted": selectors.deleted(organization),
@@ -53,7 +53,7 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
             "currency": account.currency if account else "",
             "free_bytes": policy().free_storage_gb * storage_charges.GB,
             "unpaid_minor": storage_charges.unpaid_minor(account) if account else 0,
-            "soon": soon,
+            "soon": soon,  # the page marks files that are deleted before this time
             "soon_count": runs.filter(kept_until__lte=soon).count(),
             "page": Paginator(runs, PAGE_SIZE).get_page(request.GET.get("page")),
         },

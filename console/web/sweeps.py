@@ -107,6 +107,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
         job_rows = [rows.row(job) for job in trainings.only(*rows.FIELDS)[:MAX_OFFERED_JOBS]]
         return render(request, "jobs/sweep_new_start.html", {"rows": job_rows})
     base = _base_purchase(origin)
+    # The job whose node spec and curves the form shows; None for a sweep without trials.
     if isinstance(origin, Job):
         job: Job | None = origin
     else:
@@ -199,7 +200,7 @@ def sweep_detail(request: MemberRequest, pk: int) -> HttpResponse:
         "outcome": outcome,
         "orders": SORT_ORDERS,
         "outcomes": outcomes,
-        # This sweep, and those that extend it or that it extends.
+        # All sweeps of the same search: the first one, to which `extends` leads, and those that extend it.
         "search": selectors.sweeps_of_search(sweep.extends_id or sweep.pk).order_by("pk"),
         "chart": _chart_data(sweep),
         "method": METHODS[plan.method],
@@ -249,7 +250,7 @@ def _find_origin(organization: Organization, data: QueryDict) -> Job | Sweep | N
     """Return the job or sweep that a form starts from; None if it names none. Raises NotFound."""
     if (pk := parse_row_id(data.get("job", ""))) is not None:
         job = jobs.job_for(organization, pk)
-        if job.builtin_script:
+        if job.builtin_script:  # an image check or a notebook has no parameters to search
             raise NotFound
         return job
     if (pk := parse_row_id(data.get("sweep", ""))) is not None:
@@ -312,8 +313,8 @@ def _control_values(parameter: Parameter) -> dict[str, Any]:
         "scale": "log" if parameter.log else "linear",
         "step": f"{parameter.step:g}" if parameter.step is not None else "",
         "choices": ", ".join(map(str, parameter.choices)),
-        "when": _condition_text(parameter.when),
-        "condition": parameter.when,
+        "when": _condition_text(parameter.when),  # the condition as JSON, which a hidden control sends back
+        "condition": parameter.when,  # the same, for the text that the row shows
     }
 
 
@@ -386,7 +387,7 @@ def _parse_number(text: str) -> int | float | str:
 
 
 def _sort_trials(trials: list[selectors.TrialRow], sort: str, *, is_highest_best: bool) -> list[selectors.TrialRow]:
-    """Return the trials in one of SORT_ORDERS. Those without a value come last."""
+    """Return the trials in one of SORT_ORDERS. The order `best` has trials without a value last."""
     if sort == "newest":
         return trials[::-1]
     if sort == "cheapest":

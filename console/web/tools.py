@@ -20,8 +20,8 @@ from jobs import selectors, tensorboards
 from jobs.models import Job
 
 _UNSAFE_PATH = re.compile(rb"[^!-~]|%(?:2f|5c|00|2e)|//|\\|(?:^|/)\.\.?(?:/|$)", re.IGNORECASE)
-"""Matches paths that a tool may interpret differently from the console: with unencoded bytes, encoded slashes or dots,
-empty segments, or `..`."""
+"""Matches paths that a tool may interpret differently from the console: with bytes that should be encoded, with encoded
+slashes, backslashes, NUL or dots, with backslashes, empty segments, `.` or `..`."""
 
 
 @require_POST
@@ -59,7 +59,7 @@ def tool(request: MemberRequest, key: str, rest: str) -> HttpResponse:
     if request.method == "POST" and _is_cross_site(request):
         return HttpResponseForbidden()
     session.mark_used()
-    root = request.build_absolute_uri(f"{tensorboards.url_path(key)}/")
+    root = request.build_absolute_uri(f"{tensorboards.url_path(key)}/")  # the URL of TensorBoard's own page
     exchange.upstream = Upstream(session.socket, root)
     return HttpResponse()  # the server sends the tool's response instead
 

@@ -107,7 +107,7 @@ MAX_SCRIPTS = 300
 MAX_CHECKPOINT_JOBS = 20
 """How many earlier jobs the form offers to start from. A link on a job's page opens the form with any other job."""
 MAX_FOLDERS = 200
-"""How many folders are searched for scripts: the form is shown only after the search."""
+"""The search for scripts ends when it has found more folders than this: the form is shown only after the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
 """Folders that are not searched, because programs write them."""
 
@@ -157,11 +157,12 @@ def training_new(request: MemberRequest) -> HttpResponse:
     problems_by_image = problems(images)
     usable_images = [image for image in images if image.pk not in problems_by_image]
     job_id = parse_row_id(request.GET.get("rerun", ""))
-    job = None if job_id is None else jobs.job_for(organization, job_id)
-    is_exact = job is not None and request.GET.get("exact") == "1"
+    earlier_job = None if job_id is None else jobs.job_for(organization, job_id)
+    is_exact = earlier_job is not None and request.GET.get("exact") == "1"
     products = list(jobs.products())
-    values = _defaults(products, usable_images, workspaces, specs) | _rerun_values(job)
+    values = _defaults(products, usable_images, workspaces, specs) | _rerun_values(earlier_job)
     values |= {name: request.GET[name] for name in FIELDS if name in request.GET}
+    # These two parameters may come several times, and `request.GET[name]` is only the last one.
     values["secrets"] = request.GET.getlist("secrets") or values["secrets"]
     values["models"] = request.GET.getlist("models") or values["models"]
     values["from_checkpoint"] = parse_row_id(str(values["from_checkpoint"])) or ""
@@ -175,10 +176,11 @@ def training_new(request: MemberRequest) -> HttpResponse:
         "jobs/training_new.html",
         {
             "values": values,
-            "earlier": job,
-            "earlier_values": json.dumps(_earlier_values(job)),
+            "earlier": earlier_job,
+            "earlier_values": json.dumps(_earlier_values(earlier_job)),
             "is_exact": is_exact,
-            "changes": reruns.changes(job) if job and not job.builtin_script else [],
+            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job.
+            "changes": reruns.changes(earlier_job) if earlier_job and not earlier_job.builtin_script else [],
             "products": products,
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
@@ -388,7 +390,7 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
         "jobs/_quote.html",
         {
             "quote": quote,
-            "code": code_settings(quote.purchase),
+            "code": code_settings(quote.purchase),  # what the script receives: learning rate, batch size and so on
             "available_minor": available,
             "remaining_minor": available - quote.ceiling_minor,
             "missing_minor": max(0, quote.ceiling_minor - available),
@@ -510,9 +512,10 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
     """Return the values of the form's fields for an earlier job; none without a job."""
     if job is None:
         return {}
+    # Older purchases lack newer fields.
     purchase = {"environment": {}, "secrets": []} | purchase_data(job.order.quote.purchase)
     ceiling, max_seconds = purchase.get("ceiling_minor"), purchase.get("max_seconds")
-    # Older purchases lack newer fields. A 0 in an advanced field means the default.
+    # A 0 in an advanced field means the default.
     advanced = {name: purchase.get(name) or default for name, default in ADVANCED_DEFAULTS.items()}
     return (
         {name: purchase[name] for name in FIELDS if name not in ADVANCED_DEFAULTS and name in purchase}
@@ -560,7 +563,7 @@ def specs_on_offer(currency: str) -> list[SpecChoice]:
 
 
 def _scripts(workspace: Workspace) -> list[str]:
-    """Return the paths of a workspace's Python files, breadth first, up to MAX_SCRIPTS from MAX_FOLDERS folders."""
+    """Return the paths of a workspace's Python files, breadth first: at most MAX_SCRIPTS, and until MAX_FOLDERS."""
     root: Path = storage.workspace_folder(workspace)
     scripts: list[str] = []
     folders = [""]

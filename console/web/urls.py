@@ -1,4 +1,7 @@
-"""The URLs of the pages. Their names have no namespace; names of API routes begin with `api_`."""
+"""The URLs of the pages. Their names have no namespace; names of API routes begin with `api_`.
+
+Names that customers choose come after a letter, as in `d/<slug:name>/`, so that a dataset may have the name `new`.
+"""
 
 from django.urls import include, path
 

@@ -63,7 +63,7 @@ EDITOR_MODES = {
     ".js": "javascript",
     ".md": "markdown",
 }
-"""CodeMirror mode by file extension."""
+"""CodeMirror mode by file extension. The mode `javascript` covers JSON."""
 
 
 class WorkspaceForm(NamedForm):
@@ -115,7 +115,7 @@ def workspace_imports_progress(request: MemberRequest) -> HttpResponse:
     context = _imports_context(request)
     response = render(request, "storage/_workspace_imports.html", context)
     if not context["imports_open"]:
-        response["HX-Refresh"] = "true"  # the list shows the new workspace
+        response["HX-Refresh"] = "true"  # htmx reloads the whole list, which then shows the new workspace
     return response
 
 
@@ -201,7 +201,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
     try:
         file = files.read_versioned_text(root=root, path=path)
         if path.lower().endswith(".ipynb") and "source" not in request.GET:
-            with suppress(NotText):  # no notebook, or a too large one: open its text
+            with suppress(NotText):  # the file is no notebook or too large: go on, and open its text
                 return render(request, "storage/workspace_notebook.html", context | _notebook_context(root, path))
         context |= {"text": file.text, "version": file.version}
         context["entry"] = files.stat(root=root, path=path)

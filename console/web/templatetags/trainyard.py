@@ -59,8 +59,8 @@ FRAMEWORK_TITLES = {
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 """States whose badge has an animated dot."""
 MAX_CACHED_TEXTS = 4096
-"""How many formatted times and numbers of each form a process caches: pages show the same ones again, and formatting
-them takes most of the time of a long table. About 1 MB each."""
+"""How many results of each function below a process caches: pages show the same times and numbers again, and formatting
+them takes most of the time of a long table. A full cache of one function takes about 1 MB."""
 DIGIT_BEFORE_CHINESE = re.compile(r"(\d)(?=[\u4e00-\u9fff])")
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -123,6 +123,7 @@ def rate(amount_minor: Decimal | str | None, currency: str) -> str:
 def small_money(amount_minor: Decimal | float, currency: str) -> str:
     """Format minor units with at least two significant digits, because parts of a run may cost less than a cent."""
     amount = Decimal(str(amount_minor))
+    # `adjusted` is the exponent of the first digit: 0.0123 has -2, and so keeps three decimals.
     digits = max(0, 1 - amount.adjusted()) if amount else 0
     # Amounts of 100 minor units or more are rounded to minor units; smaller ones keep the decimals computed here.
     return amounts.money(round(amount, digits), currency, exact=(0 < amount < 100))
@@ -195,7 +196,8 @@ def duration(seconds: float | str | None) -> str:
         (minutes, _("%(minutes)d min") % {"minutes": minutes}),
         (whole_seconds, _("%(seconds)d s") % {"seconds": whole_seconds}),
     ]
-    largest = next((index for index, (amount, _text) in enumerate(amounts_by_unit) if amount), 3)
+    seconds_index = len(amounts_by_unit) - 1  # 0 seconds are "0 s"
+    largest = next((index for index, (amount, _text) in enumerate(amounts_by_unit) if amount), seconds_index)
     smaller = [text for amount, text in amounts_by_unit[largest + 1 : largest + 2] if amount]
     return " ".join([amounts_by_unit[largest][1], *smaller])
 
@@ -295,7 +297,7 @@ def _distance_element(at: datetime, seconds: int, zone: tzinfo, language: str) -
         locale = amounts.locale_of(language)
         # From 1.2 hours on, Babel counts in hours: 71 minutes are "71 minutes ago", 72 are "1 hour ago".
         text = format_timedelta(timedelta(seconds=seconds), add_direction=True, locale=locale, threshold=1.2)
-        # Babel writes "5分钟前"; our Chinese has a space after digits, at which no line may end.
+        # Babel writes "5分钟前"; the console's Chinese texts have a space after digits, at which no line may end.
         text = DIGIT_BEFORE_CHINESE.sub("\\1\N{NO-BREAK SPACE}", text)
     title = _format_time_in(at.astimezone(UTC), zone, language)
     return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), title, text)
@@ -434,7 +436,7 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
 
 @register.filter
 def receipt_title(receipt: Receipt) -> str:
-    """Return the title of a receipt in the reader's language: the job by number and name, or the day of storage."""
+    """Return a receipt's title in the reader's language: the job's number and name, or the day of a storage charge."""
     if not hasattr(receipt.hold, "order"):  # not the receipt of a job
         day_charged = receipt.hold.quote.purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
