@@ -12,7 +12,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
 import django
 from django.conf import settings
 
-django.setup()  # before the middleware is removed, because allauth requires its own
+django.setup()  # before the middleware is removed, because allauth requires its own middleware to be listed
 settings.MIDDLEWARE = []
 settings.ROOT_URLCONF = "bench.bare_webhook"
 settings.DATABASES["default"]["CONN_HEALTH_CHECKS"] = False  # so that the insert is the only statement

@@ -1,6 +1,7 @@
 """The baselines of `bench.launch` and `bench.training`: torchrun, horovodrun, plain processes and Ray Jobs.
 
-Each runs as its own guide says, in an environment of its own, without any part of the platform.
+Each runs as its own guide says, without any part of the platform: Ray Jobs in a virtual environment of its own, the
+others with the interpreter of a built-in image, whose packages the platform's runs use too.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class PlainLaunches:
             "PATH": f"{programs}:/usr/bin:/bin",
             "HOME": str(self._folder),
             "RUN_DIR": str(self._folder),
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",  # as the platform sets it for a process with one core
             **(variables or {}),
         }
         with (output or self._folder / "baseline.log").open("wb") as log:
@@ -104,7 +105,7 @@ class RayJobs:
             env=environment | {"PATH": f"{self._python.parent}:/usr/bin:/bin"},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=TIMEOUT_SECONDS + runs * 10,
+            timeout=TIMEOUT_SECONDS + runs * 10,  # 10 s for each run is far more than Ray needs
             check=True,
         )
         return float(result.stdout.split()[-1])  # the script prints the seconds last

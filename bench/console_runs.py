@@ -50,7 +50,7 @@ class ConsoleRuns:
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C then reaches only the benchmark, and `__exit__` stops the console
         )
         lines = []
         for line in self._process.stdout or ():

@@ -27,8 +27,8 @@ QUEUED = 2_000 if rounds.is_quick() else 10_000
 FINISHED = {"short": 1_000, "long": 10_000 if rounds.is_quick() else 100_000}
 """The number of finished jobs in each history."""
 ROUNDS = 2 if rounds.is_quick() else 5
-CLAIMS, RUN_ENDS, PASSES = (40, 10, 10) if rounds.is_quick() else (200, 50, 100)
-"""How many of each a round measures."""
+CORES, RUN_ENDS, PASSES = (40, 10, 10) if rounds.is_quick() else (200, 50, 100)
+"""The cores that jobs claim in a round, and how many ends of runs and scheduling passes a round measures."""
 STOP_SECONDS = 30
 """How long to wait for the end of a worker process."""
 
@@ -54,13 +54,13 @@ class Worker:
         resources.callback(self._stop)
 
     def wait_until_ready(self) -> None:
-        """Wait until its database has all jobs."""
+        """Wait until the process has filled its database with all jobs."""
         self.memory_at_start_mib = self._connection.recv()
 
     def measure(self) -> float:
         """Measure one round; return claims per second."""
         self.milliseconds["idle_pass_ms"].append(self.call("idle_pass_milliseconds", PASSES))
-        claims_per_second: float = self.call("claims_per_second", CLAIMS)
+        claims_per_second: float = self.call("claims_per_second", CORES)
         self.milliseconds["run_end_to_claim_ms"].append(self.call("run_end_to_claim_milliseconds", RUN_ENDS))
         self.call("end_all_runs")
         return claims_per_second

@@ -45,7 +45,7 @@ def free_console_port() -> int:
 def embedded_console(**variables: str) -> Iterator[Any]:
     """Set up Django with a new embedded PostgreSQL and Redis, and yield its settings.
 
-    `variables` are added to the environment. Modules that import models can be imported only inside.
+    `variables` are added to the environment. Modules that import models can be imported only inside the `with` block.
     """
     with tempfile.TemporaryDirectory(prefix="ty-bench-") as folder:
         for name in _CONFIGURATION:

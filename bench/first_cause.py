@@ -121,6 +121,7 @@ def cases(count: int, *, with_torch: bool, seed: int = 11) -> Iterator[Case]:
             statement = statement.replace("\n    ", "\n        ")  # TORCH_SCRIPT has FAILURE one level deeper
         script = TORCH_SCRIPT if is_torch else SOCKET_SCRIPT
         script = script.replace("FAILING_RANK", str(failing_rank)).replace("FAILURE", statement)
+        # The script adds the rank to the seed: with a step of 100, no two ranks of any cases have the same seed.
         script = script.replace("SEED", str(number * 100)).replace("ECHO", chance.choice(ECHOES))
         yield Case(nodes, failing_rank, failure, script, is_torch)
 
@@ -131,7 +132,9 @@ def is_right(case: Case, failure: Failure | None, records: list[dict[str, Any]])
         return False
     if case.failure.startswith("exception"):
         return "mat1 and mat2" in str(failure.data.get("message"))
-    return failure.signal == case.failure if case.failure.startswith("SIG") else failure.exit_code == 3
+    if case.failure.startswith("SIG"):
+        return failure.signal == case.failure
+    return failure.exit_code == 3  # as in FAILURES
 
 
 @contextlib.contextmanager

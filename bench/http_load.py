@@ -46,7 +46,8 @@ async def _run_clients(
     ends_at = time.monotonic() + seconds
 
     async def client(number: int) -> None:
-        # Clients begin one after another, so that their requests spread over the interval.
+        # Clients begin one after another, so that their requests spread over the interval. Without an interval, they
+        # begin within the first second, so that they do not all connect at once.
         await asyncio.sleep(number / clients * (interval_seconds or 1.0))
         writer = None
         try:

@@ -54,7 +54,7 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
     client = Client(headers={"host": url.removeprefix("http://")})
     client.force_login(customer.membership.user)
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
-    # The local backend's folder of outputs, which have the same key as the checkpoints.
+    # The local backend keeps a job's outputs below `.outputs`, in a folder with the name of its checkpoint key.
     outputs = settings.TRAINYARD_RUNS_ROOT / ".outputs" / results.checkpoint_key(job.pk)
     write_files(outputs)
     (settings.STATIC_ROOT / STATIC_NAME).hardlink_to(outputs / "model.pt")

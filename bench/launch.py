@@ -59,6 +59,7 @@ class Launches:
 
     def __init__(self, folder: Path, images: Path) -> None:
         self._cold = LocalRuns(folder / "cold", images)
+        # The warm pool must outlast the other variants of a round, which run between two warm starts.
         self._warm = LocalRuns(folder / "warm", images, warm_seconds=600)
         for local in (self._cold, self._warm):
             (local.workspace / "reduce_pytorch.py").write_text(TORCH_ALL_REDUCE)
@@ -127,6 +128,7 @@ def main() -> None:
                 "runs/min",
             )
     launch_seconds, throughput = summaries(seconds), summaries(per_minute)
+    # The console's runs start warm too, so the difference is what the console adds.
     overhead = [console - warm for console, warm in zip(seconds["console_1x2"], seconds["warm_1x2"], strict=True)]
     print_table("launch to first all-reduce, s", launch_seconds)
     print_table("trivial runs a minute", throughput)

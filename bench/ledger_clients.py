@@ -45,8 +45,8 @@ class Command(NamedTuple):
 def run_client(*, number: int, clients: int, address: dict[str, Any], commands: Any, start: Any, done: Any) -> None:
     """Run one process: for each Command from the queue `commands`, post its transactions, then put `number` in `done`.
 
-    `start` is a barrier at which all clients and `LedgerClients.post` wait, so that all begin at once. None ends the
-    process.
+    `start` is a barrier at which all clients and `LedgerClients.post` wait, so that all begin at once. The
+    command None ends the process.
     """
     django.setup()
     from django.db import connection  # noqa: PLC0415 - Django must be set up first

@@ -43,4 +43,4 @@ WHERE EXISTS (SELECT 1 FROM billing_entry e JOIN billing_account own ON own.id =
               JOIN accounts_organization o ON o.id = own.organization_id
               WHERE e.transaction_id = c.transaction_id AND o.slug LIKE %(slugs)s)
 """
-"""The payment provider's balance for the organizations with these slugs, according to our clearing account."""
+"""The payment provider's balance for the organizations with these slugs, according to the ledger's clearing account."""

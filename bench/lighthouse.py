@@ -59,6 +59,7 @@ def measure(url: str) -> dict[str, list[float]]:
     session = session_cookie(url, customer.membership.user)
     paths = page_paths(customer)
     visits = {"log_in": (reverse("account_login"), [])} | {page: (paths[page], [session]) for page in PAGES}
+    # For each audit: the name in the figures, the page, and whether it is shown as on a phone.
     audits = [(page, page, False) for page in visits] + [(f"{page} phone", page, True) for page in PHONE_PAGES]
     points = defaultdict(list)
     with serve_console(url), sync_playwright() as playwright:

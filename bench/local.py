@@ -30,8 +30,8 @@ class LocalRuns:
             image=Image(builtin=framework.value),
             nodes=nodes,
             workers_per_node=workers,
-            # About two cores for the whole run, so that runs of one and of many nodes compare.
-            resources=Resources(cpus=max(0.5, 2 / nodes), memory_mib=2048),
+            # Two cores for the whole run, so that runs of one, two and four nodes can be compared.
+            resources=Resources(cpus=2 / nodes, memory_mib=2048),
             script=script,
             deadline_seconds=TIMEOUT_SECONDS,
             mounts=(Mount(str(self.workspace), "/workspace", read_only=False),),

@@ -210,7 +210,7 @@ def main() -> None:
         settings = resources.enter_context(embedded_console())
         from bench.ledger_clients import LedgerClients  # noqa: PLC0415 - Django must be set up first
 
-        settings.STATIC_ROOT.mkdir()
+        settings.STATIC_ROOT.mkdir()  # WhiteNoise warns if the folder is missing; `manage.py up` would create it
         address = {"host": str(settings.EMBEDDED.socket_dir), "user": "postgres", "dbname": "trainyard"}
         database = resources.enter_context(psycopg.connect(**address, autocommit=True))
         for setting in ("fsync", "synchronous_commit", "full_page_writes"):

@@ -4,10 +4,10 @@ make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
 A page's CPU time is that of this process for one request through all middleware, without PostgreSQL's. The ratio
 `job_list_vs_bare_view` compares the list of jobs with a view that writes the same rows as plain text
-(`bench.bare_job_list`), by what one core could answer per second. Their requests alternate. For the load,
-the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn. It does
-so at once after each response, or every three seconds, as the pages do. Clients, console, PostgreSQL and the run share
-the machine's cores. The figures `cores_…` show how many of them each used.
+(`bench.bare_job_list`): how many requests one core could answer per second. The requests of the two views alternate.
+For the load, the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn,
+each request at once after the response before, or every three seconds, as the pages refresh themselves. Clients,
+console, PostgreSQL and the run share the machine's cores. The figures `cores_…` show how many cores each of them used.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ PAGES = (
 )  # fmt: skip
 BARE_VIEW = "bare_job_list"
 GOAL = 0.5
-"""The least ratio of the list of jobs to the bare view."""
+"""Per second of CPU time, the list of jobs should answer at least this share of the requests that the bare view can."""
 SCRIPT = "bench_busy.py"
+"""The run's script, by whose name `cpu_use` finds the run's process."""
 # The run outlives the three loads and their preparation.
 TRAINING = f"""import time
 ends_at = time.monotonic() + {3 * LOAD_SECONDS + 60}

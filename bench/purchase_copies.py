@@ -26,7 +26,7 @@ class PurchaseCopies:
     """
 
     def __init__(self, cluster: Any, organizations: int, shapes: Sequence[tuple[str, int]]) -> None:
-        cluster.cores = 4096.0
+        cluster.cores = 4096.0  # more than all originals together need
         customers = [Customer(cluster) for _ in range(organizations)]
         for customer in customers:
             customer.quota(max_running_nodes=10_000, max_open_jobs=1_000_000)

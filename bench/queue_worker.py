@@ -147,7 +147,8 @@ class QueueWorker:
         from bench.purchase_copies import PurchaseCopies  # noqa: PLC0415 - Django must be set up first
         from jobs import clusters, scheduler, watcher  # noqa: PLC0415 - as above
 
-        # On a slow machine jobs would wait longer than this limit. Then the scheduler keeps nodes free for a large job.
+        # On a slow machine jobs would wait longer than this limit. The scheduler would then keep nodes free for a large
+        # job, and fewer claims would be measured.
         scheduler.BACKFILL_LIMIT = timedelta(days=1)
         self._queued = queued
         self._running: list[str] = []
@@ -168,14 +169,17 @@ class QueueWorker:
             started_at = time.perf_counter()
             dispatch.dispatch_queue()
             milliseconds.append((time.perf_counter() - started_at) * 1000)
-        return statistics.median(milliseconds[1:])  # the first fills caches
+        return statistics.median(milliseconds[1:])  # the first pass fills caches
 
-    def claims_per_second(self, count: int) -> float:
-        """Dispatch about `count` jobs; return claims per second, from reading the queue to the last submission."""
+    def claims_per_second(self, cores: int) -> float:
+        """Dispatch the jobs that fit on `cores` cores.
+
+        Returns claims per second, from reading the queue to the last submission.
+        """
         from jobs import dispatch  # noqa: PLC0415 - Django must be set up first
 
         self._copies.queue_up_to(self._queued)
-        self._cluster.cores = float(count)
+        self._cluster.cores = float(cores)
         started_at = time.perf_counter()
         submitted: list[str] = []
         while not submitted:  # the dispatcher may hold the cluster's lock at first
@@ -216,7 +220,7 @@ class QueueWorker:
                 self._cluster.end(name)
             self._cluster.wait_for_watcher()
             try:
-                # A pass that began before may still have free cores.
+                # A scheduling pass that read the capacity before the cores were taken away may still start a run.
                 self._cluster.submissions.get(timeout=QUIET_SECONDS)
             except queue.Empty:
                 break

@@ -1,6 +1,6 @@
 """Actions of an administrator in the simulation: grants of credit, invoices, credit notes, write-offs.
 
-The process may crash at any statement of an action; the action is then repeated.
+The process may crash at any statement of an action. All actions but `write_off` are then repeated.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SimulatedAdministrator:
     customers: list[Customer]
 
     def _maybe_crash(self, call: Callable[[], Any]) -> bool:
-        """At random, make the call and crash in it, or do nothing. Return whether it crashed."""
+        """At random, make the call and try to crash it, or do nothing. Return whether it crashed."""
         raise NotImplementedError
 
     def _call_with_faults(self, call: Callable[[], Any]) -> None:
-        """Make the call, which may crash or lose the network, and ignore a refusal. Do not repeat it after a crash."""
+        """Make the call, which may crash or lose the network, and ignore a refusal. A crashed call is not repeated."""
         raise NotImplementedError
 
     def grant_credit(self, customer: Customer) -> bool:
@@ -109,7 +109,7 @@ class SimulatedAdministrator:
         amounts = {line.pk: self.chance.choice([open_minor, self.chance.randint(1, open_minor)])}
         issue = lambda: invoices.correct(invoice=invoice, amounts=amounts, reason="Our fault", user=self.administrator)
         self._maybe_crash(issue)
-        with contextlib.suppress(InvoiceRefused):  # nothing is left if the crash came after the first commit
+        with contextlib.suppress(InvoiceRefused):  # less than `amounts` may be left if the first call has committed
             issue()
         return True
 

@@ -1,8 +1,8 @@
 """Customers who buy, pay, get refunds and dispute payments, while processes crash and messages are lost.
 
-Each process of `bench.simulation` has a group of customers and their own payment provider: the sandbox, behind the
-gateway's real client. SQL checks the ledger and compares it with the provider's balance. Every random choice comes
-from the group's seed.
+Each process of `bench.simulation` has a group of customers and their own payment provider: the sandbox, which the
+gateway calls with its real client. SQL checks the ledger and compares it with the provider's balance. Every random
+choice comes from the group's seed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ PURCHASES_PER_CUSTOMER = 150
 MAX_TOP_UPS_MINOR = (20_000, 4000, 1000)
 """Values of `Customer.max_top_up_minor`."""
 CRASH_PROBABILITY = 0.125
-"""Probability that a call crashes, if it may."""
+"""Probability that `_maybe_crash` makes the call and tries to crash it."""
 MAX_CRASH_STATEMENT = 30
-"""A crash comes at one of this number of first statements of a call. Most calls have fewer."""
+"""The number of the last statement at which a call may crash. Most calls have fewer statements."""
 ALL_EVENTS = 10**9
 """More events than a provider can have."""
 
@@ -76,8 +76,9 @@ class SimulatedCustomers(SimulatedAdministrator):
         gateway._client = lambda: self.stripe.client  # noqa: SLF001 - only the client is replaced, not the gateway
         self.administrator = User.objects.create_superuser(f"clerk-{seed}@example.com")
         self.customers: list[Customer] = []
-        self.undelivered: list[dict[str, Any]] = []  # events
+        self.undelivered: list[dict[str, Any]] = []  # the provider's events
         self.purchases = self.steps = self.crashes = 0
+        # How often each action is chosen, relative to the others: mostly purchases and ends of runs.
         self._weights: dict[Callable[[Customer], bool], int] = {
             self.buy: 40, self.end_run: 45, self.top_up: 18, self.deliver_events: 14, self.run_tasks: 8,
             self.refund: 3, self.refund_at_provider: 1, self.open_dispute: 2, self.decide_dispute: 2,
@@ -134,9 +135,15 @@ class SimulatedCustomers(SimulatedAdministrator):
             quote = quotes.make_quote(
                 organization=customer.organization,
                 user=customer.user,
-                purchase=pricing.Purchase("metered", pricing.Mode.METERED, "sim", self.chance.randint(1, 8), 1),
+                purchase=pricing.Purchase(
+                    product="metered",
+                    mode=pricing.Mode.METERED,
+                    node_spec="sim",
+                    nodes=self.chance.randint(1, 8),
+                    epochs=1,
+                ),
                 payload={},
-                estimate=pricing.Estimate(seconds / 2, seconds * 0.75, "reference"),
+                estimate=pricing.Estimate(p50_seconds=seconds / 2, p90_seconds=seconds * 0.75, source="reference"),
                 headroom=Decimal(2),
                 max_deadline_seconds=7 * 24 * 3600,
                 max_seconds=seconds,
@@ -238,7 +245,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         return True
 
     def decide_dispute(self, _customer: Customer) -> bool:
-        """Decide an open dispute, or reopen one that we won."""
+        """Decide an open dispute, or reopen a dispute that the merchant has won."""
         dispute = self._recent_object("dispute")
         if dispute is None or dispute["status"] == "lost":
             return False
@@ -281,6 +288,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         event = {"id": f"evt_{uuid.uuid4().hex}", "object": "event", "type": "checkout.session.completed"}
         # If no field is wrong, the event claims to be a live one, which the sandbox never sends.
         event |= {"created": 1, "livemode": not wrong_fields, "data": {"object": session}}
+        # 900 s are beyond `gateway.SIGNATURE_TOLERANCE_SECONDS`. An empty secret stands for the right one.
         time_offset, secret = self.chance.choice([(0, ""), (900, ""), (-900, ""), (0, "whsec_forged")])
         is_accepted = self._receive(event, time_offset=time_offset, secret=secret)
         row = StripeEvent.objects.filter(event_id=event["id"]).first()
@@ -317,7 +325,10 @@ class SimulatedCustomers(SimulatedAdministrator):
         return self.chance.choice(objects) if objects else None
 
     def _maybe_crash(self, call: Callable[[], Any]) -> bool:
-        """With CRASH_PROBABILITY, make the call and crash at one of its statements; else do nothing."""
+        """With CRASH_PROBABILITY, make the call and crash at a random statement; else do nothing.
+
+        A call with fewer statements completes, and counts as not crashed.
+        """
         if self.chance.random() > CRASH_PROBABILITY:
             return False
         has_crashed = crash_at(self.chance.randint(1, MAX_CRASH_STATEMENT), call)

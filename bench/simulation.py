@@ -99,7 +99,7 @@ def simulate(seed: int) -> None:
     for _ in range(PROCESSES):
         commands.put(None)
     processes = [
-        # All groups share the price books, so only the groups of one process change them.
+        # No two processes have the same seed. All groups share the price books, so only the first process changes them.
         spawn.Process(target=run_groups, args=(seed * PROCESSES + number, commands, results, number == 0), daemon=True)
         for number in range(PROCESSES)
     ]

@@ -4,8 +4,8 @@ make bench NAME=streams (QUICK=1 for fewer lines)
 
 The console runs as `manage.py up` serves it, with one web process. A run prints the time of day, five times a second.
 One client follows its output as the page of a job does, beside `tail -F` of the same file. In the first part nobody
-else is connected. In the second, 500 streams are open: most of waiting jobs, and FOLLOWERS of the same output and the
-same job's state. All times are of this machine's clock.
+else is connected. In the second part, 500 other streams are open. FOLLOWERS of them follow the same job, its output or
+its state; all others follow the states of waiting jobs. All times are of this machine's clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.pages import START_SECONDS, create_customer, serve_console
 
 STREAMS = 500
 FOLLOWERS = 10
-"""Streams of the measured run, half of its output and half of its state. The others are of jobs that wait."""
+"""Streams of the measured job: half of them of its output, half of its state. All others are of jobs that wait."""
 WAITING_JOBS = 25
 """Jobs that wait. Each has several of the streams."""
 SECONDS = 15.0 if rounds.is_quick() else 60.0
@@ -44,6 +44,8 @@ GOAL_MS = 300
 SCRIPT = "bench_lines.py"
 STOP_FILE = "stop"
 """A file in the workspace that ends the run. Runs outlive their console."""
+# The run outlives both parts and the opening of the streams. It writes a line and its end at once: unbuffered, `print`
+# would write the end of the line separately.
 PRINTING = f"""import os, time
 ends_at = time.monotonic() + {2 * SECONDS + 1200}
 while time.monotonic() < ends_at and not os.path.exists("{STOP_FILE}"):
@@ -114,7 +116,7 @@ def start_jobs(customer: Any) -> tuple[Any, list[Any]]:
             raise SystemExit(f"The run does not print: {job.state} {job.detail}")
         time.sleep(0.2)  # another process starts the run
         job.refresh_from_db()
-    # Together with the run they need more than the cluster has, so each of them waits.
+    # A `medium` node needs two cores. On a machine with two, no such node fits beside the run, so each job waits.
     return job, [customer.job(node_spec="medium", nodes=1) for _job in range(WAITING_JOBS)]
 
 

@@ -4,9 +4,9 @@ make bench NAME=training (QUICK=1 for fewer rounds)
 
 Training: two processes of a small convolutional network on CPU; steps per second after a warm-up, by the script's own
 clock. In the run, the sandbox, the limits, the telemetry and hang detection are active. Log: one process that computes
-and prints 1 GB; seconds from its first line to its last, compared with output to a plain file. Both have the same
-interpreter and flags, threads, data and network interface. Rounds are many and short, because the difference is smaller
-than the variation between two rounds.
+and prints 1 GB; seconds from its first line to its last, compared with output to a plain file. The run and the script
+started by hand have the same interpreter and flags, threads, data and network interface. Rounds are many and short,
+because the difference is smaller than the variation between two rounds.
 """
 
 from __future__ import annotations

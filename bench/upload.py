@@ -54,7 +54,7 @@ class Server:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def send(self, method: str, path: str, status: int, *, headers: str = "", body: BinaryIO | None = None) -> str:
-        """Send a request, and return the response's headers; its body is discarded. Fails if it has another status."""
+        """Send a request, and return the response's headers; its body is discarded. Fails unless it has this status."""
         size = os.fstat(body.fileno()).st_size if body else 0
         head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n"
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
