@@ -116,7 +116,7 @@ class Client:
     def append_upload(self, upload_id: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
         """Send the next `size` bytes of an upload and return the new offset.
 
-        The request is not repeated after a failure, because `content` can be read only once.
+        Once the request has begun to read `content`, it is not repeated, because `content` can be read only once.
         """
         headers = TUS_HEADERS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
         response = self._transport.request(
@@ -361,7 +361,7 @@ def _decode_results(kind: type[T], data: Any) -> list[T]:
 
 
 def _next_cursor(data: Any, name: str) -> str:
-    """Return the cursor in the address of the next page; empty on the last page.
+    """Return the cursor in the address of the next page, which is its query parameter `name`; empty on the last page.
 
     The rest of the address is ignored, because the token must not be sent to another host.
     """
@@ -380,7 +380,7 @@ def _log_query(rank: int, attempt: int | None, offset: int, timestamps: bool) ->
 
 
 def _read_offset(response: httpx.Response) -> int:
-    """Return how many bytes of an upload the console has, by its answer. Raises UnexpectedAnswer."""
+    """Return how many bytes of an upload the console has, according to its response. Raises UnexpectedAnswer."""
     text = response.headers.get("Upload-Offset", "")
     if not (text.isascii() and text.isdecimal() and len(text) < 20):  # 20 digits: larger than any file
         raise UnexpectedAnswer("The console did not say how much of the upload it has.")

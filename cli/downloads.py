@@ -71,6 +71,7 @@ def target_of(folder: Path, path: str) -> Path:
 def job_files(client: Client, job_id: int, path: str) -> Iterator[JobEntry]:
     """Yield the files of a job at and below `path`, all files if it is empty. Raises UnsafePath."""
     if path:
+        # Only the listing of the folder above tells whether `path` is a file.
         parent, _slash, _name = path.rpartition("/")
         for entry in client.job_files(job_id, parent):
             if entry.path == path and entry.kind == "file":

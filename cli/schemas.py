@@ -152,7 +152,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Quote:
-    """The price of a run. `lines` sum to the ceiling. `refusal` says why it cannot be bought now, if so.
+    """The price of a run. `lines` sum to the ceiling. `refusal` says why nobody can buy the quote now, or is empty.
 
     `mode` is `metered` (charged by the time used) or `fixed` (by epoch). `minimum_minor` is the least
     that a run with billable time costs.

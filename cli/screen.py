@@ -158,7 +158,7 @@ class Screen:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=self.console, disable=is_hidden) as bar:
             task = bar.add_task(clean(title), total=size_bytes)
-            yield lambda advance: bar.advance(task, advance)
+            yield lambda added_bytes: bar.advance(task, added_bytes)
 
 
 def _to_plain(value: Any) -> Any:

@@ -90,7 +90,7 @@ class TarContent:
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on."""
-        header_begin = 0  # in the archive, as `data_begin` and `member_end`
+        header_begin = 0  # a position in the archive, like `data_begin` and `member_end`
         for header, file in self._members:
             data_begin = header_begin + len(header)
             member_end = data_begin + _pad_size(file.size)

@@ -21,7 +21,7 @@ from .jobs import download, show_diagnosis, show_receipt
 from .workspaces import sync_folder
 
 MAX_AMOUNT_MINOR = 10**15
-"""Amounts from here on are refused: ten trillion dollars are a mistake, better found before anything is sent."""
+"""The least amount that is refused: ten trillion dollars are a mistake, better found before anything is sent."""
 PURCHASE_OPTIONS = (
     click.argument("script", type=click.Path(path_type=Path)),
     click.argument("arguments", nargs=-1),
@@ -258,7 +258,7 @@ def _watch_to_end(session: Session, client: Client, job_id: int) -> Job | None:
 
 
 def _send_and_price(session: Session, client: Client, options: dict[str, Any], *, is_confirmed: bool) -> Quote:
-    """Send the project's files and return the price of a run."""
+    """Send the project's files and return the price of a run. `is_confirmed` (--yes): send many without a question."""
     if options["no_sync"] and options["workspace"]:  # the script may exist only in the workspace
         project = Project(Path.cwd(), options["workspace"], options["script"].as_posix())
     else:
@@ -301,7 +301,7 @@ def _build_form(
     product_name = options["product"] or _first_name([product.name for product in client.products()], "product")
     specs = client.node_specs()
     spec_name = options["node_spec"] or _first_name([spec.name for spec in specs], "node type")
-    # None for an unknown name. The console then refuses the quote, whether or not the fields that need it are complete.
+    # None for an unknown name. The console refuses the quote then, so the form may lack what needs the node spec.
     spec = next((spec for spec in specs if spec.name == spec_name), None)
     framework = options["framework"]
     image_name = options["image"]
