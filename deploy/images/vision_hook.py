@@ -1,8 +1,9 @@
 """A hook for images whose torch has no CUDA: it declares two operators just before torchvision is imported.
 
 torchvision's wheel is built for CUDA. Its compiled library does not load with a CPU build of torch, and then its Python
-code fails, because nothing has declared its operators. The image builder copies this file into the image. A `.pth` file
-imports it at each interpreter's start, so it must not import anything slow.
+code fails: even without the library it registers functions for the operators `nms` and `qnms`, which nothing has
+declared. The image builder copies this file into the image. A `.pth` file imports it at each interpreter's start, so it
+must not import anything slow.
 """
 
 import sys

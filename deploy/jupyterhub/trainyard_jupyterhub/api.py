@@ -42,7 +42,10 @@ class NotebooksClient:
     async def call(
         self, method: str, path: str = "", body: dict[str, Any] | None = None, idempotency_key: str = ""
     ) -> Any:
-        """Return the response's JSON. An expired token is refreshed, and stored. Raises Refused."""
+        """Return the response's JSON. Raises Refused.
+
+        If the token has expired, refresh it, store the new one and send the request again.
+        """
         response = await self._send(method, path, body, idempotency_key)
         if response.code == 401:
             refreshed = await self._authenticator.refresh_user(self._user)

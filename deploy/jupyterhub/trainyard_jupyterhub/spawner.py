@@ -41,7 +41,7 @@ class TrainyardSpawner(Spawner):
     redirect_host = Unicode(config=True, help="Host by which the proxy reaches the hub. Default: `redirect_ip`.")
 
     notebook_id: int | None = None
-    url = ""  # the notebook's
+    url = ""  # the notebook's address, for its user's browser
     ceiling = ""  # a sentence with the most that the notebook can cost
     _waiting = ""  # a sentence that says what the notebook waits for
     _prefix = ""  # the key of this server in `REDIRECTS.targets`
@@ -61,11 +61,11 @@ class TrainyardSpawner(Spawner):
     async def form(self) -> str:
         """Return the HTML of the form: the workspace, and organization and profile if there are several."""
         state = await self.user.get_auth_state()
-        field = f'id="workspace" name="workspace" value="{escape(self.workspace)}" class="form-control" required'
+        attributes = f'id="workspace" name="workspace" value="{escape(self.workspace)}" class="form-control" required'
         rows = [
             _select("organization", "Organization", [(each["slug"], each["name"]) for each in organizations(state)]),
-            _select("profile", "Size", [(str(n), each["name"]) for n, each in enumerate(self.profiles)]),
-            f'<label for="workspace">Workspace</label><input {field}>',
+            _select("profile", "Size", [(str(number), each["name"]) for number, each in enumerate(self.profiles)]),
+            f'<label for="workspace">Workspace</label><input {attributes}>',
         ]
         return "".join(f'<div class="mb-3">{row}</div>' for row in rows if row)
 
@@ -95,7 +95,7 @@ class TrainyardSpawner(Spawner):
         return f"http://{self.redirect_host or self.redirect_ip}:{self.redirect_port}"
 
     async def stop(self, now: bool = False) -> None:
-        """Stop the notebook and wait for its end, which settles its charge. Raises Refused."""
+        """Stop the notebook and, unless `now`, wait for its end, which settles its charge. Raises Refused."""
         if self.notebook_id is None:
             return
         api, path = self._api(), f"{self.notebook_id}/"
