@@ -41,9 +41,10 @@ HEADS = WIDTH // HEAD_WIDTH
 TOLERANCE = 1e-4
 """How much the loss and gradients of the split model may differ from those of the whole one, by rounding."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+"""Steps between two small all-reduces by which the ranks find out whether any rank has received SIGTERM.
 
-One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+An all-reduce after each step would slow the training down. A few steps take much less than the grace period (10
+seconds).
 """
 
 
@@ -112,7 +113,7 @@ def read_text():
 def batches(sequences, order, share, device, first_batch=0):
     """Yield inputs and targets of each complete batch, from `first_batch` on.
 
-    `share` is (part, parts): each batch is split into so many parts, and this rank gets the one with this number.
+    `share` is (part, parts): each batch is split into `parts` parts, and this rank gets the one numbered `part`.
     """
     part, parts = share
     for start in range(first_batch * TOTAL_BATCH_SIZE, len(order) - TOTAL_BATCH_SIZE + 1, TOTAL_BATCH_SIZE):
@@ -259,7 +260,7 @@ def train(model, step, score, share, device):
 
 @torch.no_grad()
 def accuracy(test, score, share, device):
-    """Return the share of the test set's bytes that the model predicts; each rank computes its part."""
+    """Return the fraction of the test set's bytes that the model predicts; each rank computes its part."""
     correct, count = 0, 0
     for inputs, targets in batches(test, torch.arange(len(test)), share, device):
         log_probabilities = score(inputs, targets)

@@ -4,7 +4,7 @@ Inside a node, whose links are fast, DDP averages the gradients of every step. B
 averaged every AVERAGE_STEPS steps, and nothing is sent in between. A slow network or node therefore delays the others
 only at these steps. Unlike in asynchronous training, the result is repeatable. This is *post-local* SGD (Lin et al.,
 2020): in the first epoch, while the weights change fast, nodes average after every step. That equals DDP over all of
-them. The last line of output shows how much communication was saved. Put mnist_ddp.py, which has the network,
+them. At the end the script prints how much communication was saved. Put mnist_ddp.py, which has the network,
 the data, evaluation and saving, beside this file.
 
 Checkpoints, resuming and SIGTERM (exit code 143) work as in mnist_ddp.py. The checkpoint has the nodes' average.
@@ -33,7 +33,10 @@ SYNCHRONOUS_EPOCHS = 1
 
 @torch.no_grad()
 def average_over_ranks(tensors, stop_signals):
-    """Replace each tensor by its mean over all ranks; return the numbers sent, and whether a rank received SIGTERM."""
+    """Replace each tensor by its mean over all ranks.
+
+    Returns how many numbers this rank sent, and whether any rank has received SIGTERM.
+    """
     # The stop signals are sent in the same all-reduce, because nodes send nothing between two averages.
     values = torch.cat([tensor.flatten() for tensor in tensors] + [tensors[0].new_tensor([len(stop_signals)])])
     dist.all_reduce(values)
@@ -45,7 +48,7 @@ def average_over_ranks(tensors, stop_signals):
 
 
 def restore(model, optimizer, device):
-    """Read the checkpoint, if there is one; return epochs done, images done of the next one, steps and numbers sent."""
+    """Read the checkpoint, if there is one; return epochs done, images done of the next epoch, steps, numbers sent."""
     if not CHECKPOINT.exists():
         return 0, 0, 0, 0
     state = torch.load(CHECKPOINT, map_location=device, weights_only=True)
@@ -98,6 +101,7 @@ def main():
             if epoch <= SYNCHRONOUS_EPOCHS or batch % AVERAGE_STEPS == 0:
                 count, is_stop_requested = average_over_ranks(parameters, stop_signals)
                 numbers_sent += count
+                # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
                 if is_stop_requested and batch < len(loader):
                     is_stopping, images_done = True, batch * total_batch_size
                     break

@@ -7,7 +7,7 @@ Gloo controller and with MPI, and nothing comes from the command line. It
 - reads only this rank's share of the images, in a worker process that prefetches the next batches;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
 - writes a checkpoint after each epoch on rank 0, which broadcasts model, optimizer and progress in a later attempt;
-- on SIGTERM writes one in the middle of the epoch, and exits with code 143.
+- on SIGTERM writes a checkpoint in the middle of the epoch, and exits with code 143.
 
 Order: the image `horovod`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """
@@ -35,9 +35,10 @@ CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "mnist.pt"
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+"""Steps between two small all-reduces by which the ranks find out whether any rank has received SIGTERM.
 
-One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+An all-reduce after each step would slow the training down. A few steps take much less than the grace period (10
+seconds).
 """
 
 
@@ -130,7 +131,7 @@ def save(state, path=CHECKPOINT):
 
 
 def restore(model, optimizer, device):
-    """Broadcast rank 0's checkpoint, if there is one; return epochs done, images done of the next one, and steps."""
+    """Broadcast rank 0's checkpoint, if there is one; return epochs done, images done of the next epoch, and steps."""
     progress = (0, 0, 0)
     if hvd.rank() == 0 and CHECKPOINT.exists():
         state = torch.load(CHECKPOINT, map_location=device, weights_only=True)

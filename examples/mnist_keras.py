@@ -95,7 +95,7 @@ class ReportEpoch(tf.keras.callbacks.Callback):
             print(f"epoch {epoch + 1}/{EPOCHS} step {step} {text}", flush=True)
             line = {"epoch": epoch + 1, "epochs": EPOCHS, "step": step, **values, "time": time.time()}
             with Path(os.environ["METRICS_FILE"]).open("a") as file:
-                file.write(json.dumps(line, default=float) + "\n")
+                file.write(json.dumps(line, default=float) + "\n")  # `float`, because JSON has no NumPy numbers
 
 
 def main():

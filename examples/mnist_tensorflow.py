@@ -7,7 +7,7 @@ and
 - reads only this rank's share of the images, and prefetches a few batches;
 - evaluates on all ranks and reduces the result, so that every test image counts once;
 - writes a checkpoint after each epoch on rank 0, and resumes from it in a later attempt;
-- on SIGTERM writes one in the middle of the epoch, and exits with code 143.
+- on SIGTERM writes a checkpoint in the middle of the epoch, and exits with code 143.
 
 Order: the image `tensorflow`, a dataset from make_digits.py, learning rate 0.02, batch size 32, 1 node or more.
 """
@@ -37,9 +37,10 @@ CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"]) / "mnist"
 OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
 """The trained model."""
 STOP_CHECK_STEPS = 4
-"""Steps between two small all-reduces by which the ranks find out whether one has received SIGTERM.
+"""Steps between two small all-reduces by which the ranks find out whether any rank has received SIGTERM.
 
-One after each step would slow the training down, and a few steps take much less than the grace period (10 seconds).
+An all-reduce after each step would slow the training down. A few steps take much less than the grace period (10
+seconds).
 """
 
 
@@ -181,7 +182,7 @@ def report_epoch(epoch, step, **values):
         print(f"epoch {epoch}/{EPOCHS} step {step} {text}", flush=True)
         line = {"epoch": epoch, "epochs": EPOCHS, "step": step, **values, "time": time.time()}
         with Path(os.environ["METRICS_FILE"]).open("a") as file:
-            file.write(json.dumps(line, default=float) + "\n")
+            file.write(json.dumps(line, default=float) + "\n")  # `float`, because JSON has no NumPy numbers
 
 
 def main():
@@ -235,6 +236,7 @@ def main():
             break
     if RANK == 0:
         if not is_stopping:
+            # Unlike a checkpoint, this needs no other rank: Keras 3 writes rank 0's copy of each weight.
             training.model.save_weights(OUTPUT)
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)
         if is_stopping:

@@ -1,8 +1,8 @@
 """Train a language model of bytes as a pipeline: each rank has some of its blocks, and data passes through all ranks.
 
 A batch is split into microbatches. While a rank works on one, the rank before it works on the next. In the 1F1B
-schedule each rank alternates between one forward and one backward pass, so no more activations are kept than there are
-ranks. Ranks send only to their neighbours, which suits slow networks between nodes.
+schedule each rank alternates between one forward and one backward pass. So it keeps the intermediate results of at most
+as many microbatches as there are ranks. Ranks send only to their neighbours, which suits slow networks between nodes.
 
 At the start, loss and gradients of one batch are compared with those of the whole model. The model, the training loop
 and the checkpoints are in charlm.py. A checkpoint can be used with another number of stages.
