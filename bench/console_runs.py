@@ -90,8 +90,9 @@ class ConsoleRuns:
         customers = [self._create_client() for _client in range(clients)]
         started_at = time.monotonic()
         with ThreadPoolExecutor(clients) as pool:
-            for future in [pool.submit(self._run_repeatedly, each, script, runs // clients) for each in customers]:
-                future.result()
+            futures = [pool.submit(self._run_repeatedly, customer, script, runs // clients) for customer in customers]
+            for future in futures:
+                future.result()  # raises the thread's error
         return time.monotonic() - started_at
 
     def _run_repeatedly(self, customer: Customer, script: str, runs: int) -> None:

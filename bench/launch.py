@@ -51,7 +51,8 @@ TRIVIAL = "print(1)\n"
 CLIENTS = 8
 """Clients that order at once where throughput is measured; it is also measured with one client."""
 GOALS = {"cold_vs_torchrun": 0.55, "warm_vs_torchrun": 0.1, "runs_per_minute_vs_ray": 5.0}
-"""Goals of ratios. Times should be at most this share of the baseline's, and throughput at least this multiple."""
+"""Goals of ratios. A time should be at most this share of the baseline's time, and throughput at least this multiple of
+the baseline's throughput."""
 
 
 class Launches:

@@ -3,8 +3,8 @@
 make lighthouse bench NAME=lighthouse (QUICK=1 for one round). The target `lighthouse` installs Lighthouse.
 
 The console runs as `manage.py up` serves it. For a desktop, Lighthouse simulates a network of 10 Mbit/s with a
-round trip of 40 ms. For a phone, it simulates one of 1.6 Mbit/s and 150 ms, and a CPU that is four times slower. Other
-load on the machine costs points for performance. The findings that cost points are printed for each page.
+round trip of 40 ms. For a phone, it simulates a network of 1.6 Mbit/s with 150 ms, and a CPU that is four times slower.
+Other load on the machine costs points for performance. The findings that cost points are printed for each page.
 """
 
 from __future__ import annotations

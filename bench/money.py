@@ -5,7 +5,8 @@ make bench NAME=money (QUICK=1 for fewer rounds)
 The database is a durable PostgreSQL (embedded, with fsync), and there are 8 clients. The console's complete webhook has
 middleware, a check of the signature, a stored event, and a message to a worker. It is compared with a bare Django view
 with the same check and one SQL insert. `ledger.post` is compared with one SQL statement that writes the same rows and
-changes the same balances, on one hot account and on 100. The rows are counted after each measurement.
+changes the same balances: on one pair of accounts that all clients share (hot), and on 100 pairs (spread). The rows are
+counted after each measurement.
 """
 
 from __future__ import annotations

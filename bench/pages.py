@@ -2,7 +2,7 @@
 
 make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
-A page's CPU time is that of this process for one request through all middleware, without PostgreSQL's. The ratio
+A page's CPU time is what this process uses for one request through all middleware; PostgreSQL's is not in it. The ratio
 `job_list_vs_bare_view` compares the list of jobs with a view that writes the same rows as plain text
 (`bench.bare_job_list`): how many requests one core could answer per second. The requests of the two views alternate.
 For the load, the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn,

@@ -41,7 +41,7 @@ SHAPES = (("nano", 1), ("nano", 2), ("small", 1), ("small", 4))
 START_SECONDS = 60.0
 """How long the start of a run may take after another has ended."""
 QUIET_SECONDS = 0.5
-"""If there are no free cores and no run has started for this time, none will. A scheduling pass is much shorter."""
+"""If no cores are free and no run has started for this time, no run will start. A scheduling pass is much shorter."""
 NODES, NODE_CORES = 64, 64.0
 """The machines of the simulated cluster, and the cores of each: in all 4,096, the most that `PurchaseCopies` needs."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Figure = dict[str, float]
-"""The median, minimum and maximum of one measured quantity."""
+"""The median, minimum and maximum of one measured quantity. Some benchmarks add other values, such as `p95`."""
 
 
 @dataclass(frozen=True)

@@ -278,7 +278,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         return True
 
     def forge_event(self, customer: Customer) -> bool:
-        """Send an event that contradicts our rows, is too old or too new, or has a forged signature."""
+        """Send an event that contradicts the console's rows, is too old or too new, or has a forged signature."""
         top_ups = TopUp.objects.filter(account=customer.account).exclude(session_id="").order_by("created_at")
         if not top_ups:
             return False
@@ -378,7 +378,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         return len(event_pks)
 
     def _stored_events(self, newest: int) -> QuerySet[StripeEvent]:
-        """Return our rows for the provider's newest events."""
+        """Return the console's rows for the provider's newest events."""
         event_ids = [event["id"] for event in self.stripe.sandbox.account.store.newest("event", newest)]
         return StripeEvent.objects.filter(event_id__in=event_ids)
 

@@ -126,18 +126,18 @@ async def measure(
     """Return the times of both parts, the memory of the web process, and the cores that each process used."""
     log = Path(os.environ["TRAINYARD_VAR"], "runs", f"job-{job.pk}-1", "logs", "rank-0.log")
     output = f"/api/v1/jobs/{job.pk}/logs/?rank=0&tail=1"
-    ours, tail = Arrivals(), Arrivals()
+    streamed, tail = Arrivals(), Arrivals()
     services = settings.EMBEDDED.processes()
     figures: dict[str, rounds.Figure] = {"web_mib_alone": rounds.summary([cpu_use.web_memory_mib(server)])}
 
     async def measure_part(name: str) -> None:
-        for arrivals in (ours, tail):
+        for arrivals in (streamed, tail):
             arrivals.seconds, arrivals.is_measured = [], True
         cpu_before, started_at = cpu_use.cpu_seconds_by_part(server, services, SCRIPT), time.monotonic()
         await asyncio.sleep(SECONDS)
         seconds = time.monotonic() - started_at
         cores = cpu_use.average_cores(cpu_before, cpu_use.cpu_seconds_by_part(server, services, SCRIPT), seconds)
-        for source, arrivals in (("line", ours), ("tail", tail)):
+        for source, arrivals in (("line", streamed), ("tail", tail)):
             arrivals.is_measured = False
             if len(arrivals.seconds) < 2:
                 raise SystemExit(f"{source}, {name}: {len(arrivals.seconds)} lines arrived")
@@ -151,7 +151,7 @@ async def measure(
     async with AsyncExitStack() as connections:
         await connections.enter_async_context(follow_file(log, tail))
         events = await connections.enter_async_context(open_stream(port, output, cookie))
-        reading = asyncio.create_task(follow(events, ours))
+        reading = asyncio.create_task(follow(events, streamed))
         await asyncio.sleep(SETTLE_SECONDS)
         await measure_part("alone")
         state = "/api/v1/jobs/{}/stream/"

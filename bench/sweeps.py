@@ -2,10 +2,10 @@
 
 make bench NAME=sweeps (QUICK=1 for fewer rounds)
 
-A suggestion of ours rebuilds the study from the trials, because any process may make the next one. The baseline keeps
-an Optuna study with the same trials in memory, and only its `ask` is measured. The space has four parameters: a
-learning rate on a logarithmic scale, a width, an optimizer to choose, and a momentum that applies to one of the
-choices.
+The console rebuilds the study from the trials for each suggestion, because any process may make the next suggestion.
+The baseline keeps an Optuna study with the same trials in memory, and only its `ask` is measured. The space has four
+parameters: a learning rate on a logarithmic scale, a width, an optimizer to choose, and a momentum that applies to only
+one of the optimizers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure() -> dict[str, list[float]]:
-    """Return the milliseconds of each suggestion, by method, ours and Optuna's in turn."""
+    """Return the milliseconds of each suggestion, by method. The console and Optuna make suggestions in turn."""
     from jobs.sweeps import space, suggestions  # noqa: PLC0415 - Django must be set up first
 
     parameters = space.parse(SPACE)

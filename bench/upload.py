@@ -105,38 +105,38 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
             file.write(os.urandom(MIB))
     write_tar(archive, SMALL_FILES, SMALL_FILE_BYTES)
     with (
-        serving("console.asgi:application") as ours,
-        serving("bench.bare_upload:application", BENCH_FOLDER=str(bare_folder)) as bare,
+        serving("console.asgi:application") as console_server,
+        serving("bench.bare_upload:application", BENCH_FOLDER=str(bare_folder)) as bare_server,
     ):
-        ours.headers = f"Authorization: Token {token}\r\nTus-Resumable: 1.0.0\r\n"
+        console_server.headers = f"Authorization: Token {token}\r\nTus-Resumable: 1.0.0\r\n"
 
         def upload() -> float:
             (stored / "file.bin").unlink(missing_ok=True)
-            return upload_seconds(ours, source, path="file.bin")
+            return upload_seconds(console_server, source, path="file.bin")
 
         def bare_put() -> float:
             (bare_folder / "file.bin").unlink(missing_ok=True)
             started_at = perf_counter()
             with source.open("rb") as body:
-                bare.send("PUT", "/file.bin", 201, body=body)
+                bare_server.send("PUT", "/file.bin", 201, body=body)
             return perf_counter() - started_at
 
         def download() -> float:
             started_at = perf_counter()
-            ours.send("GET", "/api/v1/workspaces/bench/files/file.bin", 200)
+            console_server.send("GET", "/api/v1/workspaces/bench/files/file.bin", 200)
             return perf_counter() - started_at
 
         def bare_get() -> float:
             started_at = perf_counter()
-            bare.send("GET", "/file.bin", 200)
+            bare_server.send("GET", "/file.bin", 200)
             return perf_counter() - started_at
 
         def folder_of_files() -> float:
             shutil.rmtree(stored / "unpacked", ignore_errors=True)
-            return upload_seconds(ours, archive, path="unpacked", unpack="")  # the key alone asks to unpack
+            return upload_seconds(console_server, archive, path="unpacked", unpack="")  # the key alone asks to unpack
 
         def archive_of_files() -> float:
-            return upload_seconds(ours, archive, purpose="dataset")
+            return upload_seconds(console_server, archive, purpose="dataset")
 
         single = [
             rounds.Variant("upload", upload), rounds.Variant("bare_put", bare_put),
@@ -144,7 +144,7 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
         ]  # fmt: skip
         upload(), bare_put()  # so that the first downloads find their files
         values = rounds.measure(single, ROUNDS, "s")
-        memory = ours.peak_memory_mib()
+        memory = console_server.peak_memory_mib()
         several = [rounds.Variant("files", folder_of_files), rounds.Variant("archive", archive_of_files)]
         values |= rounds.measure(several, ARCHIVE_ROUNDS, "s")
     figures = rounds.summaries(values)
