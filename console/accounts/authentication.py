@@ -103,7 +103,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         if openid.NOTEBOOKS not in granted:
             raise PermissionDenied(_("This access token has no scope for notebooks."))
         membership = self._find_membership(request, token.user)
-        membership.scopes = frozenset({Capability.VIEW, Capability.RUN})
+        membership.scopes = frozenset({Capability.VIEW, Capability.RUN})  # what the views of notebooks need
         context.add(user=token.user.pk, organization=membership.organization_id)
         return token.user, ClientAccess(membership)
 

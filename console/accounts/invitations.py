@@ -44,8 +44,8 @@ def invite(*, organization: Organization, email: str, role: str, actor: User) ->
         services.lock(organization)
         selectors.open_invitations(organization=organization).filter(email=email).update(revoked_at=now)
         open_count = selectors.open_invitations(organization=organization).filter(expires_at__gt=now).count()
-        sent_today = Invitation.objects.filter(invited_by=actor, created_at__gt=now - timedelta(days=1)).count()
-        if open_count >= MAX_OPEN or sent_today >= MAX_PER_DAY:
+        sent_in_a_day = Invitation.objects.filter(invited_by=actor, created_at__gt=now - timedelta(days=1)).count()
+        if open_count >= MAX_OPEN or sent_in_a_day >= MAX_PER_DAY:
             raise TooManyInvitations
         invitation = Invitation.objects.create(
             organization=organization, email=email, role=role, invited_by=actor, expires_at=now + VALID_FOR
