@@ -21,7 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
-"""The fields of the objects in OIDC_PROVIDERS, then those in SAML_PROVIDERS: required and optional ones."""
+"""The fields of the objects in OIDC_PROVIDERS, then those in SAML_PROVIDERS: required and optional ones. In
+OIDC_PROVIDERS only `verified_domains` is optional."""
 SAML_MODULE = "onelogin.saml2.auth"
 """A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
