@@ -77,7 +77,7 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
 def accessible_memberships(user: User) -> list[Membership]:
     """Return the memberships in which a person may act now, oldest first.
 
-    If an organization requires a second factor that the person lacks, its membership is left out.
+    A membership in an organization that requires a second factor is left out if the person has none.
     """
     memberships = selectors.usable_memberships().filter(user=user).select_related("organization", "user")
     return [each for each in memberships.order_by("pk") if not second_factors.is_missing(each)]
