@@ -27,12 +27,12 @@ PRIMARY = {
 
 
 def style(_request: HttpRequest) -> str:
-    """Return the URL of our style sheet."""
+    """Return the URL of the console's style sheet for the admin."""
     return static("css/admin.css")
 
 
 def script(_request: HttpRequest) -> str:
-    """Return the URL of our script."""
+    """Return the URL of the console's script for the admin."""
     return static("js/admin.js")
 
 

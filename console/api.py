@@ -164,7 +164,7 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    """Django's handler404. The page shows the message of a view that says what it did not find."""
+    """Django's handler404. The page shows the message of a NotFound from which the view raised Http404."""
     cause = exception.__cause__
     message = cause.message if isinstance(cause, NotFound) else NotFound.message
     reason = "" if message == NotFound.message else message

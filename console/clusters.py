@@ -61,7 +61,7 @@ def _parse_cluster(name: str, value: object) -> Config:
         raise ImproperlyConfigured(f"TRAINYARD_CLUSTERS: '{name}' is longer than {MAX_NAME_LENGTH} characters.")
     # Before there were Slurm clusters, a cluster that was not local needed no `backend`.
     backend = value.get("backend", KUBERNETES) if isinstance(value, Mapping) else KUBERNETES
-    if backend == LOCAL and isinstance(value, Mapping):
+    if backend == LOCAL and isinstance(value, Mapping):  # only a mapping can be LOCAL here; the test is for mypy
         if unknown := sorted(set(value) - {"backend"}):
             raise ImproperlyConfigured(
                 f"TRAINYARD_CLUSTERS: the local cluster '{name}' has the unknown key '{unknown[0]}'. Set its resources "

@@ -1,4 +1,6 @@
-"""Parse the setting NOTEBOOK_URL, below whose host name each notebook has its own (`console.serving.notebooks`).
+"""Parse the setting NOTEBOOK_URL. Each notebook has a host name of its own below that of this URL.
+
+`console.serving.notebooks` serves them.
 
 An invalid value stops the process at start.
 """

@@ -174,7 +174,7 @@ EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
     # In the memory of each process, for parts of pages that depend on few values: the template tag `cache` uses the
-    # cache with this name. A row of the list of jobs, its usual entry, has less than 2 KB, so it takes about 10 MB.
+    # cache with this name. Most entries are rows of the list of jobs, of less than 2 KB: about 10 MB in all.
     "template_fragments": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
         "LOCATION": "fragments",
@@ -197,8 +197,8 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # `console.observability.celery_signal
 # Workers wait for a broker that is down, at their start and later, without end.
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
-# A message that is not acknowledged for this many seconds is delivered again: no task may take as long, unless it can
-# run twice.
+# A message that is not acknowledged for this many seconds is delivered again, although its task may still run. No task
+# may take as long, unless it may run twice at once.
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 # Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
@@ -361,7 +361,7 @@ QUOTE_TTL_SECONDS: int = env.int("QUOTE_TTL_SECONDS", 1800)
 TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
 TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
 CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
-"""How many days after the owner asked for it an organization is closed."""
+"""How many days after an owner's request an organization is closed."""
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
 TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))

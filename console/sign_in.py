@@ -21,7 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
-"""The fields of the objects in OIDC_PROVIDERS, then those in SAML_PROVIDERS: required and optional ones."""
+"""The fields of the objects in OIDC_PROVIDERS, then those in SAML_PROVIDERS: required and optional ones. In
+OIDC_PROVIDERS only `verified_domains` is optional."""
 SAML_MODULE = "onelogin.saml2.auth"
 """A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
@@ -95,8 +96,8 @@ def parse_saml_providers(text: str, *, console_url: str) -> list[dict[str, Any]]
 
 def _parse_saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
     """Return one SAML identity provider as an entry of allauth's `APPS`. Raises ImproperlyConfigured."""
-    # allauth stores accounts under the entity ID, and those of OpenID Connect under the provider's `id`. A URI cannot
-    # equal such an `id`, so nobody can take over the accounts of the other provider.
+    # allauth stores the accounts of a SAML provider under its entity ID, and those of an OpenID Connect provider under
+    # its `id`. A URI cannot equal such an `id`, so no provider can log people in to the accounts of another.
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", data["entity_id"]):
         raise ImproperlyConfigured(f"SAML_PROVIDERS: the `entity_id` of {data['id']} must be a URI.")
     if len(data["entity_id"]) > MAX_ENTITY_ID_LENGTH:

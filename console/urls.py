@@ -20,7 +20,7 @@ urlpatterns = [
     path("", include("billing.webhooks")),
     *operator_page.urlpatterns,  # before the admin, whose patterns match every path below /admin/
     path("admin/", admin.site.urls),
-    # One page of ours replaces allauth's overviews, to which its own forms redirect.
+    # The console's page `security` replaces allauth's overviews. Forms of allauth still redirect to these addresses.
     *(
         path(f"accounts/{overview}", RedirectView.as_view(pattern_name="security"))
         for overview in ("2fa/", "2fa/webauthn/", "sessions/")

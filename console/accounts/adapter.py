@@ -47,7 +47,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         return settings.SIGNUP != "closed" or invitations.find(request.GET.get("invitation", "")) is not None
 
     def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
-        """Count the attempt. Raises ValidationError after too many failures."""
+        """Count the attempt as a failure until `authenticate` succeeds. Raises ValidationError after too many."""
         super().pre_authenticate(request, **credentials)
         key = self._attempts_key(credentials.get("email", ""))
         cache.add(key, 0, LOGIN_WINDOW_SECONDS)
@@ -55,7 +55,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
             raise self.validation_error("too_many_login_attempts")
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
-        """Return the user with these credentials and reset their count of attempts; None for wrong credentials."""
+        """Return the user with these credentials and reset the count of failed attempts; None if they are wrong."""
         user: User | None = super().authenticate(request, **credentials)
         if user is not None:
             cache.delete(self._attempts_key(user.email))

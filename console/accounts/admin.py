@@ -1,6 +1,7 @@
 """Admin pages of users and organizations.
 
-Changes go through `services`, which writes the audit log and never leaves an organization without an owner.
+Actions on users, members and tokens call `services`, which writes the audit log and never leaves an organization
+without an owner. What an administrator edits in a form is saved as by Django, without an entry in the audit log.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class LowerCaseEmailMixin:
 
 
 class NewUserForm(LowerCaseEmailMixin, UserCreationForm):  # type: ignore[misc]  # unfold publishes no types
-    """A user, identified by e-mail address."""
+    """The form that adds a user, who is identified by e-mail address."""
 
     class Meta:
         model = User
@@ -70,7 +71,7 @@ class NewUserForm(LowerCaseEmailMixin, UserCreationForm):  # type: ignore[misc] 
 
 
 class EditedUserForm(LowerCaseEmailMixin, UserChangeForm):  # type: ignore[misc]  # unfold publishes no types
-    """Django's form for our user model."""
+    """The form that changes a user: Django's, for the model `accounts.User`."""
 
     class Meta:
         model = User
@@ -110,7 +111,8 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     def reset_second_factors(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """Let people who lost their second factors log in with the password alone.
 
-        The owners of each of their organizations see it in the audit log.
+        The owners of each of their organizations see it in the audit log. For a person without an organization, the
+        entry belongs to none.
         """
         actor = _actor_of(request)
         for user in queryset:
@@ -136,7 +138,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
 
 @admin.register(EmailAddress)
 class EmailAddressAdmin(AllauthEmailAddressAdmin, ModelAdmin):  # type: ignore[misc]  # neither publishes types
-    """E-mail addresses of users. allauth's own page lets everybody who may view them mark them as verified."""
+    """E-mail addresses of users. On allauth's own page, everybody who may view an address may mark it as verified."""
 
     list_per_page = ROWS_PER_PAGE
 
@@ -225,7 +227,7 @@ def _role_action(role: Role) -> Callable[[Any, HttpRequest, QuerySet[Membership]
         # Called for each page: at import, the operator % would return English once and for all.
         return _("Make the chosen members: %(role)s") % {"role": Membership.Roles(role).label}
 
-    action.__name__ = f"make_{role}"
+    action.__name__ = f"make_{role}"  # by which Django tells the four actions apart
     return admin.action(description=lazy(label, str)(), permissions=("act",))(action)
 
 

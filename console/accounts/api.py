@@ -249,6 +249,7 @@ class MemberView(TenantView):
         """Change the member's role."""
         serializer = MemberSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
+        # The serializer accepts a request without a role, because the model has a default. `change_role` refuses "".
         membership = services.change_role(
             membership=self._get_member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
         )

@@ -13,5 +13,5 @@ class AccountsConfig(AppConfig):
     verbose_name = _("Accounts")
 
     def ready(self) -> None:
-        """Connect the receivers that write the audit log, and those that end the access of clients."""
+        """Connect the receivers that write the audit log, and those that end the access of OpenID clients."""
         autodiscover_modules("audit", "openid")  # they import models, which are loaded only now

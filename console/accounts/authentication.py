@@ -43,9 +43,9 @@ class TokenAuthentication(BaseAuthentication):
         if len(parts) != 2:
             raise AuthenticationFailed(_("The token must not contain spaces: Authorization: Token ty_..."))
         valid = selectors.valid_tokens().filter(membership__in=selectors.usable_memberships())
-        related = valid.select_related("membership__user", "membership__organization__quota")
+        tokens = valid.select_related("membership__user", "membership__organization__quota")
         # latin-1 decodes every byte, so a header with any bytes is an unknown token and no error of the server.
-        token = related.filter(digest=token_digest(parts[1].decode("latin-1"))).first()
+        token = tokens.filter(digest=token_digest(parts[1].decode("latin-1"))).first()
         if token is None:
             raise AuthenticationFailed(
                 _("This API token is unknown, expired or revoked. Create a new one in the console.")
@@ -81,12 +81,16 @@ class ClientTokenAuthentication(BaseAuthentication):
     """Accepts `Authorization: Bearer` with an access token of an OpenID client that has the scope `notebooks`.
 
     The client acts for the person, in the organization that the header ORGANIZATION_HEADER names. For a person with
-    one organization it may leave the header out. In a view's list this class must come before TokenAuthentication,
-    which refuses unknown tokens.
+    one organization it may leave the header out. In a view's list of authentication classes this one must come before
+    TokenAuthentication, which refuses unknown tokens.
     """
 
     def authenticate(self, request: Request) -> tuple[User, ClientAccess] | None:
-        """Return the person and their membership; None without such a token. Raises AuthenticationFailed."""
+        """Return the person and their membership; None if the header has no token of an OpenID client.
+
+        Raises AuthenticationFailed for an invalid token, PermissionDenied for one without the scope or a membership.
+        """
+        # Without OPENID_PRIVATE_KEY the console is no OpenID provider. A token with TOKEN_PREFIX is an API token.
         scheme, _separator, value = get_authorization_header(request).partition(b" ")
         if scheme.lower() != b"bearer" or value.startswith(TOKEN_PREFIX.encode()) or not settings.OPENID_PRIVATE_KEY:
             return None
@@ -99,7 +103,7 @@ class ClientTokenAuthentication(BaseAuthentication):
         if openid.NOTEBOOKS not in granted:
             raise PermissionDenied(_("This access token has no scope for notebooks."))
         membership = self._find_membership(request, token.user)
-        membership.scopes = frozenset({Capability.VIEW, Capability.RUN})
+        membership.scopes = frozenset({Capability.VIEW, Capability.RUN})  # what the views of notebooks need
         context.add(user=token.user.pk, organization=membership.organization_id)
         return token.user, ClientAccess(membership)
 

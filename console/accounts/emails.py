@@ -102,7 +102,10 @@ def send_approval(user: Recipient) -> bool:
 
 
 def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> None:
-    """Send one email. A permanent failure of one address is logged and not retried."""
+    """Send one email. A permanent failure is logged and not retried, because no retry can succeed.
+
+    smtplib raises SMTPRecipientsRefused only if the server refuses all recipients.
+    """
     try:
         connection.send_messages([mail])
     except SMTPRecipientsRefused as error:

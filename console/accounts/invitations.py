@@ -44,8 +44,8 @@ def invite(*, organization: Organization, email: str, role: str, actor: User) ->
         services.lock(organization)
         selectors.open_invitations(organization=organization).filter(email=email).update(revoked_at=now)
         open_count = selectors.open_invitations(organization=organization).filter(expires_at__gt=now).count()
-        sent_today = Invitation.objects.filter(invited_by=actor, created_at__gt=now - timedelta(days=1)).count()
-        if open_count >= MAX_OPEN or sent_today >= MAX_PER_DAY:
+        sent_in_a_day = Invitation.objects.filter(invited_by=actor, created_at__gt=now - timedelta(days=1)).count()
+        if open_count >= MAX_OPEN or sent_in_a_day >= MAX_PER_DAY:
             raise TooManyInvitations
         invitation = Invitation.objects.create(
             organization=organization, email=email, role=role, invited_by=actor, expires_at=now + VALID_FOR
@@ -93,7 +93,7 @@ def accept(*, invitation: Invitation, user: User) -> Membership:
 
 
 def find(token: str) -> Invitation | None:
-    """Return the open invitation of a link, or None."""
+    """Return the invitation of a link; None if the link is forged, or if the invitation has ended or expired."""
     try:
         pk = signing.loads(token, salt=SIGNING_SALT)
     except signing.BadSignature:
@@ -135,7 +135,7 @@ def _send_mail(invitation: Invitation) -> bool:
 
 
 def _end_invitation(invitation: Invitation, actor: User | None, action: str) -> None:
-    """Revoke an invitation that is still open, and write `action` to the audit log."""
+    """End an invitation that is still open, and write `action` to the audit log. Declined ones get `revoked_at` too."""
     with transaction.atomic():
         rows = Invitation.objects.filter(pk=invitation.pk, accepted_at=None, revoked_at=None)
         if rows.update(revoked_at=timezone.now()):

@@ -98,7 +98,7 @@ class TenantRequest(HttpRequest):
 
 
 class StaffMiddleware:
-    """Redirects administrators without a required second factor from `/admin/` to the page that sets one up."""
+    """Redirects administrators who lack a required second factor from `/admin/` to the page where they set one up."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response

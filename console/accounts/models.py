@@ -252,6 +252,7 @@ class Closure(models.Model):
         _("problem"), blank=True, default="", db_default="", help_text=_("Why the last attempt to close it stopped.")
     )
     mailed_at = models.DateTimeField(null=True, blank=True, editable=False)
+    """When the emails that announce the closure to all members were sent (`accounts.emails.deliver`)."""
 
     class Meta:
         verbose_name = _("closure")
@@ -320,7 +321,10 @@ class ApiToken(models.Model):
 
 
 class AuditEvent(models.Model):
-    """An entry of the audit log: who did what to which object, when, from where. Never changed."""
+    """An entry of the audit log: who did what to which object, when, from where.
+
+    An entry never changes, except that `actor_email` replaces `actor` when that account is deleted.
+    """
 
     organization = models.ForeignKey(
         Organization, models.SET_NULL, null=True, blank=True, related_name="+", verbose_name=_("organization")

@@ -35,8 +35,8 @@ SCOPES = {
 }
 """All scopes, with what the consent page says about each."""
 GRANT_TYPES = (Client.GrantType.AUTHORIZATION_CODE, Client.GrantType.REFRESH_TOKEN)
-"""The grant types of every client. Two others of allauth's are off: device codes, for devices without a browser, and
-client credentials, for access without a person."""
+"""The grant types of every client. allauth has two more, which are off: device codes, for devices without a browser,
+and client credentials, for access without a person."""
 
 
 class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -75,7 +75,10 @@ class ProviderAdapter(DefaultOIDCAdapter):  # type: ignore[misc]  # allauth publ
 
 
 def accessible_memberships(user: User) -> list[Membership]:
-    """Return the memberships in which a person may act now, oldest first. A missing second factor excludes one."""
+    """Return the memberships in which a person may act now, oldest first.
+
+    A membership in an organization that requires a second factor is left out if the person has none.
+    """
     memberships = selectors.usable_memberships().filter(user=user).select_related("organization", "user")
     return [each for each in memberships.order_by("pk") if not second_factors.is_missing(each)]
 
@@ -87,7 +90,8 @@ def is_redirect_uri(text: str) -> bool:
     except ValidationError:
         return False
     url = urlsplit(text)
-    is_private = url.scheme == "https" or url.hostname in LOCAL_HOSTS  # nobody can read what is sent there
+    # Nobody can read on the way what is sent there.
+    is_private = url.scheme == "https" or url.hostname in LOCAL_HOSTS
     return is_private and text.isascii() and not url.username and not url.fragment
 
 

@@ -24,7 +24,10 @@ class TenantView(APIView):
 
     @property
     def membership(self) -> Membership:
-        """Return the request's membership. Use it after the permission check, which requires one."""
+        """Return the request's membership. Use it after the permission check, which requires one.
+
+        Raises PermissionError, which becomes a 500, if a view did without the check.
+        """
         membership = request_membership(self.request)
         if membership is None:
             raise PermissionError("The permission check let a request without a membership through.")

@@ -1,4 +1,4 @@
-"""Read-only report pages of the admin: figures and tables."""
+"""Read-only report pages of the admin, with figures and tables, for the packages above such as billing and jobs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Second factors of a log-in: authenticator apps, passkeys and recovery codes, by allauth's `mfa`.
 
-Their keys are encrypted in the database. The number of codes that can be tried is limited by account: an attacker who
-tries codes knows the password already, and may have many IP addresses.
+The keys of authenticator apps and recovery codes are encrypted in the database. The number of codes that can be tried
+is limited by account: an attacker who tries codes knows the password already, and may have many IP addresses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read-only queries of accounts, each starting from a user or organization."""
+"""Read-only queries of accounts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tokens(*, membership: Membership) -> QuerySet[ApiToken]:
 
 
 def activation(*, organization: Organization, service: str = DISTRIBUTED_TRAINING) -> ServiceActivation | None:
-    """Return the organization's activation, active or not, or None."""
+    """Return the organization's activation of a service, also after deactivation; None if it was never activated."""
     return organization.activations.select_related("activated_by").filter(service=service).first()
 
 
@@ -99,7 +99,8 @@ def filtered_audit_events(
 ) -> QuerySet[AuditEvent]:
     """Return the audit log, newest first: actions of an area, of a user, from an IP address, between days (inclusive).
 
-    Days are those of the current time zone. `before`: only events with a smaller id.
+    `area` is the part of an action before its dot. Days are those of the current time zone. `before`: only events with
+    a smaller id.
     """
     events = audit_events(organization=organization)
     if area:

@@ -31,7 +31,7 @@ class _DomainRule:
 
     def clean_email(self) -> str:
         """Return the address. Raises ValidationError."""
-        email: str = super().clean_email()  # type: ignore[misc]  # as in `second_factors`
+        email: str = super().clean_email()  # type: ignore[misc]  # a method of the form that this class is mixed into
         if not self.invitation and not services.may_sign_up(email):
             domains = ", ".join(settings.SIGNUP_EMAIL_DOMAINS)
             raise ValidationError(_("Use an address of: %(domains)s.") % {"domains": domains})
@@ -45,7 +45,7 @@ class SingleSignOnForm(_DomainRule, SocialSignupForm):  # type: ignore[misc]  # 
 class AccountForm(_DomainRule, SignupForm):  # type: ignore[misc]  # as above
     """allauth's form. With `?invitation=<token>` the address is fixed and signing up accepts the invitation.
 
-    There is no captcha then, because the token comes from an email to this address.
+    A person with an invitation sees no captcha, because the token comes from an email to this address.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The rate limit of the API: requests per minute of one token, or of one person in a browser.
+"""The rate limit of the API: requests per minute of one API token, or of one person in browsers and OpenID clients.
 
 `rest_framework.views` imports this module through the settings, so this module may import it for types only.
 """

@@ -10,7 +10,8 @@ BROWSERS = (
     ("Safari/", "Safari"),
     ("curl/", "curl"),
 )
-"""Text in the header, and the name to show. Order matters: Edge and Opera also name Chrome, and Chrome also Safari."""
+"""Text in the header, and the name to show. Order matters: Edge and Opera also name Chrome, and Chrome also Safari.
+Edge's text has no slash, because Edge sends Edg/, EdgA/ or EdgiOS/."""
 SYSTEMS = (
     ("Android", "Android"),
     ("iPhone", "iOS"),

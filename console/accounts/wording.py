@@ -1,4 +1,4 @@
-"""Sentences of allauth and Django on account pages that `locale/` translates anew: their own wording differs from ours.
+"""Sentences of allauth and Django on account pages that `locale/` replaces, because the console uses other terms.
 
 `locale/en` rewords allauth's sentences; `locale/zh_Hans` translates those of allauth and Django. Nothing imports this
 module: it keeps the sentences in the Chinese catalog when messages are collected. The English catalog is written by

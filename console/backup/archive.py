@@ -292,7 +292,7 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
         marker.touch()
         _sync_folder(marker.parent)  # the marker must be on the disk before the database changes
     report("The database ...")
-    connection.close()  # our own session must hold no lock on the tables, and know nothing of the old ones
+    connection.close()  # this process's session must hold no lock on the old tables, and nothing cached about them
     try:
         try:
             database.replace(source / DATABASE_FILE)
@@ -370,7 +370,7 @@ def _replace_key(path: Path) -> None:
 @contextmanager
 def _running_database() -> Iterator[None]:
     """Start the embedded database for the block if it is stopped. Any other database is the operator's matter."""
-    if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():  # not ours, or its servers run already
+    if not settings.EMBEDDED_DATABASE or settings.EMBEDDED.processes():  # another server, or it runs already
         yield
         return
     with _while_console_is_stopped():

@@ -62,7 +62,7 @@ def replace(archive: Path) -> None:
     psql drops the schema and runs the SQL that pg_restore writes, in one transaction. Raises DatabaseToolFailed,
     DatabaseStateUnknown.
     """
-    # `--output`: nobody needs the results of statements, such as those that set sequences.
+    # `--output`: nobody needs the results of the statements, such as the numbers to which sequences are set.
     options = ["--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
     restore_command = [str(_find_tool("pg_restore")), "--no-owner", "--no-privileges", "--file=-", str(archive)]
     psql_command = [str(_find_tool("psql")), *options, *_connection_argument()]

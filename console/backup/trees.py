@@ -29,7 +29,7 @@ MAX_PATH_BYTES = 3800
 """The length of the longest path below the root. Linux allows 4,095 bytes; the paths of the root and of the folder in
 which a restore unpacks need the rest."""
 MAX_READS = 3
-"""How often a file that changes during each read is read, and an entry that is replaced each time is tried."""
+"""How often a file is read if it changes each time, and how often an entry is tried if it is replaced each time."""
 CHUNK_BYTES = 1024**2
 """How much is written to the tar file at once. tarfile's default, 10 KiB, would need many more system calls."""
 MAX_LISTED = 1000
@@ -45,7 +45,10 @@ class BrokenTree(Exception):
 
 @dataclass
 class PackResult:
-    """The contents of a tar file. `bytes` is the size of the tar file; `missing` counts the entries of `left_out`."""
+    """The contents of a tar file. `bytes` is the size of the tar file.
+
+    `missing` counts the entries that `left_out` is about, also those beyond its first MAX_LISTED.
+    """
 
     files: int = 0
     folders: int = 0
@@ -53,8 +56,8 @@ class PackResult:
     bytes: int = 0
     missing: int = 0
     left_out: list[str] = field(default_factory=list)
-    """The first MAX_LISTED entries that the tar file lacks or has in a mixed state, each as `path: reason`. Manifests
-have this name."""
+    """The first MAX_LISTED entries that the tar file lacks or has in a mixed state, each as `path: reason`. Stored
+    manifests have this name, so it cannot change."""
 
     def report(self, path: str, reason: str) -> None:
         """Count an entry that was left out, or whose copy may mix old and new data, and list it with the reason."""
@@ -223,7 +226,7 @@ class _Packer:
             self._changed.append(path)
 
     def _add_file(self, parent_fd: int, name: str, path: str, *, is_copy: bool = False) -> bool:
-        """Add a file; return False if it changed while it was read."""
+        """Add a file; return False if it changed while it was read. `is_copy`: an earlier copy was counted already."""
         # Without O_NONBLOCK, opening a pipe that replaced the file would wait for a writer.
         file_fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent_fd)
         before = os.fstat(file_fd)

@@ -42,7 +42,7 @@ class _Connection(http.client.HTTPConnection):
         self._addresses, self._tls = addresses, tls
 
     def connect(self) -> None:
-        """Connect to an address, without resolving the name again. Raises the error of the last one if all fail."""
+        """Connect to an address, without resolving the name again. If all fail, raise the last address's error."""
         for number, address in enumerate(self._addresses, start=1):
             try:
                 tcp = socket.create_connection((address, self.port), self.timeout / len(self._addresses))
@@ -80,7 +80,7 @@ def time_limit(connection: http.client.HTTPConnection, seconds: float) -> Iterat
     open_socket = connection.sock  # http.client sets `connection.sock` to None before the response's body is read
 
     def shut_down() -> None:
-        with contextlib.suppress(OSError):  # it has already ended
+        with contextlib.suppress(OSError):  # the connection has already ended
             open_socket.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(seconds, shut_down)

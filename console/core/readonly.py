@@ -18,7 +18,7 @@ class ReadOnly:
     """A mixin for admins and inlines that forbids to add, change and delete rows."""
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False. It also serves as the two methods below."""
+        """Return False. The permissions to change and to delete are this method too."""
         return False
 
     has_change_permission = has_delete_permission = has_add_permission
@@ -26,7 +26,7 @@ class ReadOnly:
     def has_act_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may run the actions that name the permission `act`.
 
-        They change rows that no form may change, and need Django's permission to change them.
+        Such an action changes rows that no form may change. The user needs Django's permission to change them.
         """
         options = self.opts  # type: ignore[attr-defined]  # set by Django's class
         return request.user.has_perm(f"{options.app_label}.{get_permission_codename('change', options)}")

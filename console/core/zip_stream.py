@@ -14,7 +14,7 @@ CHUNK_BYTES = 64 * 1024
 class _Buffer:
     """The file object that ZipFile writes to.
 
-    It has no `seek`. Therefore ZipFile writes the size of each file after its data, where the ZIP format allows it.
+    It has no `seek`. Therefore ZipFile cannot return to a file's header, and writes the file's size after its data.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
 WHERE received_at > statement_timestamp() - make_interval(secs => %s) AND state <> 'parked'
 """
 """The longest time in seconds from the receipt of a recent payment event until it was applied, ignored or quarantined
-(each sets `applied_at`), or until now."""
+(each sets `applied_at`), or until now. Parked events are left out, because they cannot be applied yet."""
 EVENTS = """
 SELECT event.id, event.kind, COALESCE(event.data ->> 'reason', ''), before.kind,
        EXTRACT(EPOCH FROM event.created_at - before.created_at)::float,
@@ -182,7 +182,7 @@ def _update_sums() -> dict[str, Any]:
     too; `after` is the id of the last summed event; `behind` is 1 if there are more events to sum. Two processes that
     do this at once both compute correct sums, so it does not matter which writes last.
     """
-    key = redis_client.key("figures")  # an old name of the sums; during an upgrade two versions read this key
+    key = redis_client.key("figures")  # the former name of the sums, since two versions read this key in an upgrade
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:

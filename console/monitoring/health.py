@@ -158,7 +158,7 @@ def _check_database() -> str:
 
 
 def _check_migrations() -> str:
-    """Check that all migrations were applied. A newer schema is no problem: each version works with the next one's."""
+    """Check that all migrations were applied. A newer schema is no problem: each version works with the next schema."""
     if time.monotonic() - _migrated_at.get(connection.alias, float("-inf")) < SCHEMA_CACHE_SECONDS:
         return ""
     executor = MigrationExecutor(connection)
@@ -221,7 +221,7 @@ def _check_others(passed: set[str]) -> list[CheckResult]:
 
 
 def _check_process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> CheckResult:
-    """Return whether the last heartbeat of a kind and part is recent enough."""
+    """Return the result for a process: whether `heartbeat`, the last of its kind and part, is recent enough."""
     if heartbeat is None:
         return CheckResult(kind, DEGRADED, part, _("No heartbeat received yet."))
     detail = _("Last heartbeat %(seconds)d seconds ago, from %(process)s.") % {
@@ -232,7 +232,7 @@ def _check_process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None)
 
 
 def _check_clusters() -> list[CheckResult]:
-    """Return whether each cluster answered the last reconciliation. A cluster that has had none yet is OK."""
+    """Return for each cluster whether it answered the last reconciliation; before the first one it is OK."""
     errors = {status.name: status.detail for status in ClusterStatus.objects.filter(answers=False)}
     return [
         CheckResult(heartbeats.CLUSTER, DEGRADED if name in errors else OK, name, errors.get(name, ""))

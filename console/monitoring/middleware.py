@@ -49,7 +49,7 @@ class RequestMiddleware:
     def _respond_in_span(self, request: HttpRequest, fields: dict[str, context.Value]) -> HttpResponseBase:
         """Respond within a new span that links to the client's span.
 
-        If the client's span were the parent, clients would decide which of our traces are sampled.
+        If the client's span were the parent, clients would decide which of the console's traces are sampled.
         """
         client_traceparent = tracing.valid_traceparent(request.META.get("HTTP_TRACEPARENT"))
         with tracing.span(str(request.method), kind=SpanKind.SERVER, link=client_traceparent) as span:
@@ -102,7 +102,7 @@ def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -
     """Count the request, and how long Django took to respond."""
     method, route = request.method if request.method in METHODS else "other", route_of(request)
     buffer.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
-    if not is_event_stream(response):  # it lasts as long as its page is open
+    if not is_event_stream(response):  # its events follow as long as its page is open, so this time says nothing
         buffer.observe(HTTP_SECONDS, seconds, route=route, method=method)
 
 

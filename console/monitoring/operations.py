@@ -74,7 +74,7 @@ def _sum_revenue() -> list[tuple[str, int]]:
 
 
 def _open_work() -> list[Figure]:
-    """Return the numbers of running and waiting jobs, of the nodes that they use, and the longest wait."""
+    """Return the numbers of running jobs, of the nodes that they use and of waiting jobs, and the longest wait."""
     jobs_url = reverse("admin:jobs_job_changelist")
     queued = Job.objects.filter(state=JobState.QUEUED).aggregate(count=Count("pk"), since=Min("queued_at"))
     open_attempts = Attempt.objects.filter(finished_at=None, job__state__in=ACTIVE)

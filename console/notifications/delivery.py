@@ -2,7 +2,8 @@
 
 The receivers belong to customers, and may be slow or hostile. Therefore only one process delivers at a time, in rounds,
 with THREADS threads, and a round sends at most one request to each webhook. A request goes only to a public address,
-follows no redirects, and each of its steps ends after REQUEST_SECONDS.
+follows no redirects, and each of its steps ends after REQUEST_SECONDS, except the DNS query, which has the resolver's
+own limit.
 """
 
 from __future__ import annotations

@@ -27,6 +27,10 @@ class Notification(models.Model):
     """
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
+    """When `jobs.run_mails` or `jobs.notebook_endings` was done with it, also if nobody wanted the email.
+
+    Notifications of other kinds keep None: other tables keep track of their emails.
+    """
     queued_at = models.DateTimeField(null=True, blank=True)
     """When its webhook deliveries were created."""
 

@@ -15,9 +15,9 @@ from console.observability import context, heartbeats, tracing
 from console.observability.counters import TASK_SECONDS, TASK_TOTAL, buffer
 
 HEADER = "trainyard"
-"""Our header of a task's message: a dict with the sender's context fields as "about", and its traceparent."""
+"""The console's header of a task's message: a dict with the sender's context fields as "about", and its traceparent."""
 TRACEPARENT = "traceparent"
-"""The key of the traceparent in our header."""
+"""The key of the traceparent in this header."""
 DISPATCHER = "dispatcher"
 """The program that starts jobs (`console.supervision.supervisor`); its Celery node name is `dispatcher@host`."""
 _process = {"program": heartbeats.WORKER}
@@ -109,6 +109,6 @@ def _flush_buffers(**_kwargs: Any) -> None:
 
 
 def _read_header(request: Any) -> dict[str, Any]:
-    """Return our header of a task's message; empty if it has none. Celery's versions differ in where they put it."""
+    """Return the header HEADER of a task's message; empty if it has none. Celery's versions put it in two places."""
     header = getattr(request, HEADER, None) or (getattr(request, "headers", None) or {}).get(HEADER)
     return header if isinstance(header, dict) else {}

@@ -30,8 +30,8 @@ SECRET_PATTERNS = tuple(
         (r"(?s)-----BEGIN [A-Z ]+-----.*?(-----END [A-Z ]+-----|$)", REDACTED),
     )
 )
-"""Patterns of secrets, and their replacements: keys of our API and of Stripe, HTTP headers, values with names such as
-`password`, passwords in URLs, one-time links, and private keys."""
+"""Patterns of secrets, and their replacements: tokens of the API and keys of Stripe, HTTP headers, values with names
+such as `password`, passwords in URLs, one-time links, and private keys."""
 MAYBE_SECRET = re.compile(r"ty_|sk_|rk_|whsec_|://|/accounts/|/invitations/|-----BEGIN |(?i:secret)"
                      r"|(?i:token|passw|_key|cookie|sessionid|authorization|signature|bearer|basic)")  # fmt: skip
 """Matches every text that one of SECRET_PATTERNS matches. Most lines hold no secret and need only this one search."""
@@ -93,7 +93,9 @@ def request_scope(request: Any) -> dict[str, Any]:
 def log_request(
     *, method: str, path: str, status: int, seconds: float, size: int | None, fields: dict[str, Any], logger: str
 ) -> None:
-    """Log a request to which a response was sent. `size` is the body's in bytes, `fields` its context fields.
+    """Log a request to which a response was sent.
+
+    `size` is that of the response's body in bytes, and `fields` are the request's context fields.
 
     The query of the URL is left out, because it may hold a secret of the client.
     """
@@ -105,7 +107,7 @@ def log_request(
 def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Add the context fields of the request or task, and the id of its trace."""
     record = event["_record"]
-    fields = getattr(record, "bound", None)  # of the access log
+    fields = getattr(record, "bound", None)  # set by `log_request`
     # Django logs a failed response after all middleware, when the context variable is empty, and names the request.
     request = getattr(record, "request", None)
     if not fields and request is not None:

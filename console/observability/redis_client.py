@@ -1,4 +1,4 @@
-"""The Redis client of heartbeats and counters. Its timeouts are short, because the console works without both."""
+"""The Redis client of heartbeats and counters. Its timeouts are short, because no request or task depends on these."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Application:
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
         # Behind a proxy all clients share the proxy's connections, so requests are counted by address too.
         self._request_limit = Limit(settings.MAX_CONNECTIONS_PER_ADDRESS, refusals.TOO_MANY_CONNECTIONS)
-        # One address or organization can use at most half of the upload threads, so that others can always upload.
+        # One address or organization can use at most half of the upload threads, so that none alone blocks all others.
         self._upload_limit = Limit(max(1, settings.UPLOAD_THREADS // 2), refusals.TOO_MANY_UPLOADS)
         self._streams = Streams()
         self._notebooks = notebooks.NotebookForwarder(self._run_django)

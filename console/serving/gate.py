@@ -23,8 +23,8 @@ Scope = dict[str, Any]
 RunDjango = Callable[[Scope], Awaitable[list[Message]]]
 """Lets Django respond to a request without a body; returns the ASGI messages of the response. Raises Refused."""
 _FORWARDED_HEADERS = {b"x-forwarded-for", b"x-forwarded-proto", b"accept-language"}
-"""Headers that the subrequest has too: for the client's address, whether it uses HTTPS, and the error page's language.
-"""
+"""Headers of the request that the subrequest repeats. They tell the client's address, whether the client uses HTTPS,
+and the language for an error page."""
 
 
 async def send_subrequest(

@@ -1,7 +1,8 @@
 """Django's request handler for `Application`: it responds to a request from start to end in one thread.
 
 Django's own ASGI handler starts each request in the event loop, and switches between the loop and a thread several
-times, so that views can be asynchronous. We have no such views, and the switches would cost CPU time at each request.
+times, so that views can be asynchronous. The console has no asynchronous views, and the switches would cost CPU time at
+each request.
 
 Therefore `Handler` uses methods that Django does not document: `load_middleware`, `create_request` and `get_response`.
 The documented `get_asgi_application` makes these switches. The documented `get_wsgi_application` does not, but it would

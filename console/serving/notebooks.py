@@ -219,7 +219,7 @@ def _connect(socket_path: str, scope: Scope) -> connect:
         path=socket_path,
         origin=Origin(header(scope, b"origin")),
         subprotocols=scope["subprotocols"] or None,
-        compression=None,  # most of it is compressed already, or small
+        compression=None,  # most messages are small, and large ones, such as pictures, are compressed already
         max_size=MAX_MESSAGE_BYTES,
         max_queue=1,  # when the browser reads slowly, the notebook waits, and this process buffers one message
     )

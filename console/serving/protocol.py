@@ -138,7 +138,7 @@ class GuardedProtocol(H11Protocol):
     def _check_deadlines(self) -> None:
         """Close the connection if the client is too slow, else schedule the next check."""
         if self.transport.is_closing():
-            if self._is_upgraded:  # asyncio then calls `connection_lost` of the websocket protocol, not ours
+            if self._is_upgraded:  # asyncio calls `connection_lost` of uvicorn's websocket protocol, not of this one
                 self._stop_counting()
             return
         now = self.loop.time()

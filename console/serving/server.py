@@ -34,6 +34,7 @@ def serve() -> None:
     host, _, port = settings.WEB_BIND.rpartition(":")
     uvicorn.run(
         "console.asgi:application", host=host.strip("[]"), port=int(port), workers=settings.WEB_PROCESSES,
+        # uvicorn's protocol "websockets" needs the legacy API of the package websockets; "websockets-sansio" does not.
         http=GuardedProtocol, ws="websockets-sansio",
         ws_max_size=notebooks.MAX_MESSAGE_BYTES, lifespan="on", log_config=None, access_log=False, server_header=False,
         # `console.observability.addresses` decides whom to trust; uvicorn would change the scope's address itself.

@@ -63,7 +63,10 @@ TOO_MANY_SHELLS = Refusal(429, "too_many_shells", "Your organization has too man
 
 
 class CloseCode(IntEnum):
-    """Why a shell's websocket is closed. The page shows a sentence for each code. RFC 6455 leaves 4000 and up to us."""
+    """Why a shell's websocket is closed. The page shows a sentence for each code.
+
+    RFC 6455 reserves the codes from 4000 on for applications.
+    """
 
     ENDED = 1000
     DISCONNECTED = 1001
@@ -197,7 +200,7 @@ class Terminal:
         self._last_input_at = time.monotonic()
 
     async def run(self, admit: Callable[[], Awaitable[AdmittedShell | None]]) -> CloseCode:
-        """Pass bytes in both directions until one side ends or a limit is reached; return which.
+        """Pass bytes in both directions until one side ends or a limit is reached; return which of these it was.
 
         `admit` returns None once the shell may no longer be open. It may raise Refused while the console is busy.
         """

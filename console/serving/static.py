@@ -16,7 +16,7 @@ class StaticStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
 
 
 class StaticMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise publishes no types
-    """WhiteNoise with responses in memory. Its own are streams, for which our server would start a thread each."""
+    """WhiteNoise with responses in memory. Its own are streams, for each of which `serving.streams` starts a thread."""
 
     @staticmethod
     def serve(static_file: Any, request: HttpRequest) -> HttpResponse:

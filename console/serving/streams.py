@@ -37,7 +37,7 @@ class Streams:
         self._threads = SharedThreads(STREAM_THREADS, "stream")
         self._organization_limit = Limit(settings.MAX_STREAMS_PER_ORGANIZATION, refusals.TOO_MANY_STREAMS)
         self._download_limit = Limit(MAX_DOWNLOADS, refusals.BUSY)
-        # One organization can use at most half of the downloads, so that others can always start some.
+        # One organization can use at most half of the downloads, so that none alone blocks all others.
         self._organization_download_limit = Limit(max(1, MAX_DOWNLOADS // 2), refusals.TOO_MANY_STREAMS)
         self.open_event_streams = 0
         """How many event streams are being sent; the heartbeat reports it."""

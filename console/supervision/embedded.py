@@ -141,7 +141,7 @@ class Embedded:
     def _remove_reused_pid_files(self) -> None:
         """Remove the pid files of a killed server if their pid is in use, by another program or as a zombie.
 
-        PostgreSQL would mistake this process for a running server. It handles a pid without a process itself.
+        PostgreSQL would mistake the process with this pid for a running server. It can handle a pid without a process.
         """
         for pidfile in (self.data_dir / "postmaster.pid", self.socket_dir / ".s.PGSQL.5432.lock"):
             try:
@@ -217,7 +217,7 @@ class Embedded:
         subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
         client = redis.Redis(
             unix_socket_path=str(self._redis_socket),
-            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # for 30 s: a large file takes some
+            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # 30 s, to load a large file
             retry_on_error=[redis.ConnectionError, redis.BusyLoadingError, FileNotFoundError],
         )
         try:

@@ -1,4 +1,4 @@
-"""Keep the embedded PostgreSQL and Redis running, and start one again that has died.
+"""Keep the embedded PostgreSQL and Redis running: start each again after it has died.
 
 `python -m console.supervision.services` is no management command, because those load every app of Django: this program
 needs only the settings, and so a third of the time and half of the memory.

@@ -140,7 +140,7 @@ def prepare() -> None:
 
 
 def _collect_static() -> None:
-    """Collect and compress static files if they changed, one process at a time."""
+    """Collect and compress static files if they changed, one process at a time. A file stores the last fingerprint."""
     folder: Path = settings.STATIC_ROOT
     folder.mkdir(parents=True, exist_ok=True)
     fingerprint_path, fingerprint = folder.with_name(f"{folder.name}.stamp"), _static_fingerprint()

@@ -32,6 +32,6 @@ class Command(BaseCommand):
             )
         if message := unfinished_restore():
             raise CommandError(message)
-        with schema_lock():
+        with schema_lock():  # for both commands; `migrate` takes it too, and a thread that holds it may take it again
             call_command("migrate", interactive=False, verbosity=verbosity)
             call_command("seed_catalogue", verbosity=verbosity)

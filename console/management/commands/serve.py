@@ -19,7 +19,7 @@ class Command(BaseCommand):
     """Replaces this process by the program (exec), so that the program gets its signals and sets its exit status."""
 
     help = "Run one program of the console in the foreground: web, worker, beat, watcher ..."
-    requires_system_checks = []
+    requires_system_checks = []  # `prepare` runs these checks
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add NAME."""
