@@ -1,10 +1,11 @@
 """A sweep of real trainings: it finds better settings than the default within its ceiling, whatever is killed."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from examples import make_digits
 from runtime import pids
 from tests.console.processes import wait_for
 from tests.flows import WHOLE_CONSOLE
@@ -21,8 +22,9 @@ DEFAULT_LR = "0.001"
 
 
 def test_a_sweep_finds_better_settings_although_its_parts_are_killed(console, buyer, tmp_path):
-    make_digits.write_archive(tmp_path / "digits.tar.gz")
-    buyer.upload_data(tmp_path / "digits.tar.gz")
+    archive = tmp_path / "digits.tar.gz"
+    subprocess.run([sys.executable, ROOT / "examples" / "make_digits.py", archive], check=True)
+    buyer.upload_data(archive)
     buyer.upload_script(ROOT / "examples" / "mnist_ddp.py")
     default = buyer.start(**RUN, lr=DEFAULT_LR)
     assert buyer.ended(default)["state"] == "succeeded", buyer.log(default)
