@@ -397,8 +397,8 @@ def delete_file(*, workspace: Workspace, path: str) -> None:
 def measure_workspace(*, workspace: Workspace) -> Usage:
     """Measure the workspace, because runs write to it without the console; store and return its usage.
 
-    Code that moves folders during the measurement can hide some. The measurement is then incomplete, and the stored
-    usage does not decrease.
+    Code that moves folders during the measurement can hide some, and some may be unreadable. The measurement is then
+    incomplete, and the stored usage does not decrease.
     """
     measurement = trees.measure(root=selectors.workspace_folder(workspace))
     rows = Workspace.objects.filter(pk=workspace.pk)
