@@ -353,7 +353,9 @@ def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
 IMAGE = {"name": "mine", "title": "Mine", "frameworks": ["horovod"], "reference": "registry.example.com:5000/a/b:1.2"}
 
 
-WRONG_REFERENCES = ["", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12"]
+WRONG_REFERENCES = [
+    "", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12", "a.b/" + "c" * 500,
+]  # fmt: skip
 WRONG_IMAGES = [
     ("name", "A"), ("title", " "), ("title", "x" * 101), ("frameworks", []), ("frameworks", ["jax"]),
     ("description", "x" * 2001), *(("reference", wrong) for wrong in WRONG_REFERENCES),
