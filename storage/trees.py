@@ -1,4 +1,4 @@
-"""Measure file trees, make them read-only, and remove them.
+"""Measure file trees, make them read-only, force them to the disk, and remove them.
 
 Customers' code can nest folders to any depth, take permissions away, and write at the same time. As in `paths`, every
 folder is opened relative to an open one, so that code cannot lead the console out of the tree.
@@ -6,6 +6,7 @@ folder is opened relative to an open one, so that code cannot lead the console o
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import stat as modes
@@ -26,6 +27,7 @@ PREALLOCATED_BYTES = 1024**2
 count. A smaller difference comes from rounding to blocks."""
 _READABLE = 0o500
 """The permissions by which a folder's owner can list it and look at its entries."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,17 @@ def make_read_only(*, folder: Path) -> None:
             if modes.S_ISREG(mode):
                 os.chmod(name, 0o555 if mode & 0o100 else 0o444, dir_fd=folder_fd)  # executable files stay executable
         os.fchmod(folder_fd, 0o555)
+
+
+def flush_disk(*, folder: Path) -> None:
+    """Force all that was written to the file system of `folder` to its disk. Raises StorageFull, OSError.
+
+    Call it before the row of new files is committed, so that a power loss cannot leave a row without bytes. For many
+    small files it is far faster than an fsync of each. Python offers only `os.sync`, which waits for all other disks.
+    """
+    with open_folder(root=folder, parts=()) as folder_fd:
+        if _LIBC.syncfs(folder_fd):
+            raise OSError(ctypes.get_errno(), "syncfs")
 
 
 def remove_tree(*, folder: Path, scratch: Path) -> None:

@@ -11,8 +11,19 @@ from django.db import transaction
 
 from console.accounts.models import AuditEvent, Quota
 from console.core.errors import NotFound
-from storage import archives, catalog, files, garbage_collection, images, retention, selectors, trees
-from storage.errors import BadArchive, NameTaken, TooLarge, TooMany, UnsafePath
+from storage import (
+    archives,
+    catalog,
+    files,
+    garbage_collection,
+    images,
+    model_catalog,
+    retention,
+    selectors,
+    trees,
+    workspace_templates,
+)
+from storage.errors import BadArchive, NameTaken, StorageFull, TooLarge, TooMany, UnsafePath
 from storage.models import Dataset, DatasetVersion, Image
 from storage.quota import Reservation
 from storage.trees import ENTRY_BYTES, Measurement, Usage
@@ -157,6 +168,29 @@ def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypa
     assert leftovers() == []
     assert len(published()) == 2  # the first version and its manifest
     assert publish(dataset).number == 2
+
+
+def test_no_row_is_written_before_the_bytes_are_on_the_disk(owner, monkeypatch, root):
+    dataset, workspace, archive = new_dataset(owner), new_workspace(owner), io.BytesIO(ARCHIVE)
+    (root / "file").write_text("x")
+    ours = {"organization": owner.organization, "user": owner.user, "name": "another"}
+    before = selectors.usage(owner.organization)
+
+    def refuse(*, folder):
+        assert any(folder.iterdir())
+        raise StorageFull
+
+    monkeypatch.setattr(trees, "flush_disk", refuse)
+    for write in (
+        lambda: publish(dataset),
+        lambda: model_catalog.publish_version(**ours, root=root, path="", lineage={"job": 1}),
+        lambda: catalog.create_workspace(**ours, fill=workspace_templates.template_fill("charlm")),
+        lambda: catalog.unpack_into_workspace(workspace=workspace, path="", archive=archive, on_unpacked=pytest.fail),
+    ):
+        with pytest.raises(StorageFull):
+            write()
+    assert selectors.usage(owner.organization) == before
+    assert published() == leftovers() == []
 
 
 @pytest.mark.django_db(transaction=True)
