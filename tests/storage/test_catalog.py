@@ -375,6 +375,13 @@ def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
     assert selectors.usage(owner.organization) == Usage()
 
 
+def test_a_reservation_of_entries_alone_is_released(owner):
+    with Reservation(owner.organization, label="x", spare_bytes=ENTRY_BYTES) as reservation:
+        reservation.count(entries=1)
+        assert selectors.usage(owner.organization) == Usage(0, 1)
+    assert selectors.usage(owner.organization) == Usage()
+
+
 def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
     """An incomplete measurement leaves the last one as it is."""
     workspace = new_workspace(owner)
