@@ -117,7 +117,7 @@ def test_a_shared_dataset_is_used_and_kept_until_the_runs_of_others_have_ended(c
             delete()
         sentence = str(refused.value.message)
         assert "A run of another organization (until " in sentence
-        assert str(attempt.job_id) not in sentence
+        assert f"#{attempt.job_id}" not in sentence
         assert attempt.job.name not in sentence
     with pytest.raises(ChoiceUnavailable):
         orders.place_order(membership=other.membership, quote=quote)
