@@ -24,7 +24,7 @@ from jobs.models import NOTEBOOK_SCRIPT, Attempt, Job
 from jobs.states import ENDED
 from runtime.errors import BackendUnavailable, RuntimeFault
 from storage import catalog, quota, trees
-from storage.errors import InUse
+from storage.errors import FileMissing, InUse
 from storage.models import Allocation
 
 DEFAULT_RETENTION = timedelta(days=30)
@@ -88,20 +88,22 @@ def count_storage(job_pk: int) -> None:
 
 def measure(job: Job) -> None:
     """Measure the files of a job's ended attempts, and count them against the quota. Safe to repeat."""
-    total = trees.Usage()
+    total = trees.Measurement(trees.Usage())
     attempts = list(job.attempts.exclude(finished_at=None))
     for attempt in attempts:
         total += _run_usage(attempt)
     # Checkpoints and outputs are deleted together with the files of all attempts. Without these files there can only be
     # checkpoints that were copied for an attempt.
-    if total.entry_count or (attempts and job.checkpoints_copied_at):
+    if total != trees.Measurement(trees.Usage()) or (attempts and job.checkpoints_copied_at):
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
+    key = allocation_key(job.pk)
+    known = Allocation.objects.filter(key=key).first() or Allocation()
     quota.count_results(
         organization=job.organization,
-        key=allocation_key(job.pk),
+        key=key,
         label=f"#{job.pk} {job.name}",
-        usage=total,
+        usage=total.at_least(trees.Usage(known.size_bytes, known.entry_count)),
         kept_until=deletion_time(job),
     )
 
@@ -171,26 +173,27 @@ def remove(*, job: Job, user: User | None) -> None:
     record_audit_event(organization=job.organization, actor=user, action="job.results_removed", target=f"job:{job.pk}")
 
 
-def _run_usage(attempt: Attempt) -> trees.Usage:
-    """Return the usage of an attempt's own files: its logs and results."""
+def _run_usage(attempt: Attempt) -> trees.Measurement:
+    """Measure an attempt's own files: its logs and results."""
     try:
         return _usage_of(cluster(attempt.backend).run_folder(attempt.run_name))
     except RuntimeFault:  # the settings no longer name the cluster
-        return trees.Usage()
+        return trees.Measurement(trees.Usage())
 
 
-def _shared_usage(attempt: Attempt) -> trees.Usage:
-    """Return the usage of the job's checkpoints and outputs."""
+def _shared_usage(attempt: Attempt) -> trees.Measurement:
+    """Measure the job's checkpoints and outputs."""
     try:
         backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
         return _usage_of(backend.checkpoint_folder(key)) + _usage_of(backend.output_folder(key))
     except RuntimeFault:  # the settings no longer name the cluster
-        return trees.Usage()
+        return trees.Measurement(trees.Usage())
 
 
-def _usage_of(folder: Path) -> trees.Usage:
-    """Return the usage of a folder; nothing if the console cannot read it."""
+def _usage_of(folder: Path) -> trees.Measurement:
+    """Measure a folder. The measurement is incomplete if the console cannot read it."""
     try:
-        return trees.measure(root=folder).usage
-    except CustomerError:  # the console has no access to it, for example on a cluster without shared storage
-        return trees.Usage()
+        return trees.measure(root=folder)
+    except CustomerError as error:
+        # A missing folder is empty: it was deleted, or the cluster's storage is not shared with the console.
+        return trees.Measurement(trees.Usage(), is_complete=isinstance(error, FileMissing))

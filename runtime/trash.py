@@ -129,16 +129,17 @@ def _open(name: str, parent_fd: int | None) -> int:
     return os.open(name, _OPEN_FOLDER, dir_fd=parent_fd)
 
 
-def grant_owner_access(name: str, parent_fd: int | None) -> None:
-    """Give a folder's owner all permissions on it; renaming it needs them. Does nothing for anything but a folder.
+def grant_owner_access(name: str, parent_fd: int | None, needed: int = 0o700) -> None:
+    """Give a folder's owner the `needed` permissions on it, which for a rename are all. Does nothing for other kinds.
 
     `name` is relative to the folder `parent_fd`, or a path if that is None. Raises OSError.
     """
     status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-    if not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o700 == 0o700:
+    if not stat.S_ISDIR(status.st_mode) or status.st_mode & needed == needed:
         return
     descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
-        os.chmod(f"/proc/self/fd/{descriptor}", 0o700)  # noqa: PTH101 - of the open folder, even if its name was replaced
+        # By its descriptor, since the code may have put another folder or a link in its place.
+        os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(status.st_mode) | needed)  # noqa: PTH101
     finally:
         os.close(descriptor)

@@ -242,6 +242,6 @@ def _duplicate_error(parts: Sequence[str]) -> BadArchive:
 
 
 def _unsafe_link_message(parts: Sequence[str]) -> str:
-    return _("The link %(name)s in this archive points outside it or to a missing file. Remove it.") % {
+    return _("The link %(name)s in this archive points outside it or leads through too many links. Remove it.") % {
         "name": "/".join(parts)
     }

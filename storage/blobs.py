@@ -15,6 +15,7 @@ hidden folders.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat as modes
@@ -37,8 +38,8 @@ def folder_of(root: Path, organization_id: int) -> Path:
 def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> None:
     """Replace the regular file `name` in the open folder by a link to the blob with its content.
 
-    If there is no such blob, the file becomes it. The folder must be on the disk of the blobs, and no other process may
-    change it. The link replaces the file by a rename, so that a crash cannot lose the file.
+    If there is no such blob, or only a damaged one, the file becomes it. The folder must be on the disk of the blobs,
+    and no other process may change it. The link replaces the file by a rename, so that a crash cannot lose the file.
     """
     status = os.lstat(name, dir_fd=folder_fd)
     if not status.st_size:  # an empty file needs no space, and there may be more of them than a file can have links
@@ -46,17 +47,19 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
     blob = blobs / sha256[:2] / (sha256 + ("x" if status.st_mode & 0o100 else ""))
     with suppress(FileNotFoundError):
         existing = blob.lstat()
-        if (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino) or existing.st_size != status.st_size:
-            return  # the file is this blob already; or the blob is damaged, so the file stays as it is
-        temporary = secrets.token_hex(16).encode()
-        try:
-            os.link(blob, temporary, dst_dir_fd=folder_fd, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in _CANNOT_LINK_ERRNOS:
-                return
-            raise
-        os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-        return
+        if (existing.st_dev, existing.st_ino) == (status.st_dev, status.st_ino):
+            return  # the file is this blob already
+        if _is_intact(blob, sha256):
+            temporary = secrets.token_hex(16).encode()
+            try:
+                os.link(blob, temporary, dst_dir_fd=folder_fd, follow_symlinks=False)
+            except OSError as error:
+                if error.errno in _CANNOT_LINK_ERRNOS:
+                    return
+                raise
+            os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            return
+        blob.unlink()
     blob.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         os.link(name, blob, src_dir_fd=folder_fd, follow_symlinks=False)
@@ -64,6 +67,15 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
         # EEXIST means that another publication made the same blob just before. Then the file is stored twice.
         if error.errno not in _CANNOT_LINK_ERRNOS | {errno.EEXIST}:
             raise
+
+
+def _is_intact(blob: Path, sha256: str) -> bool:
+    """Return whether a blob has its content. If the disk has damaged it, no intact file may be replaced by it."""
+    try:
+        with blob.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
 
 
 def unused(root: Path) -> Iterator[Path]:

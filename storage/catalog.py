@@ -1,8 +1,8 @@
 """Create and change datasets, dataset versions, workspaces and their files: database rows and bytes together.
 
-A creation first writes the bytes, then moves them into place by one rename, and writes the row last. A deletion changes
-the row first (`storage.retention`). So a crash may leave bytes without a row, which garbage collection removes, but
-never a row without bytes. Callers must have checked that the user may do this.
+A creation first writes the bytes, then moves them into place by one rename, forces them to the disk, and writes the row
+last. A deletion changes the row first (`storage.retention`). So a crash may leave bytes without a row, which garbage
+collection removes, but never a row without bytes. Callers must have checked that the user may do this.
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ def _publish(
     manifest = manifests.path_of(version_folder)
     new_manifest.rename(manifest)
     try:
+        trees.flush_disk(folder=version_folder)
         with transaction.atomic():
             current = Dataset.objects.select_for_update().filter(pk=dataset.pk, deleted_at=None).first()
             if current is None:
@@ -263,6 +264,8 @@ def create_workspace(
         folder = top_folder("workspaces") / secrets.token_hex(16)
         finished.rename(folder)
         try:
+            if fill:
+                trees.flush_disk(folder=folder)
             with translate_name_conflict(), transaction.atomic():
                 quota.lock(organization)
                 require_room_for(organization, "workspaces")
@@ -356,6 +359,7 @@ def unpack_into_workspace(
         limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
         replaced_usage = files.merge(root=root, path=path, source=unpack_path)
+        trees.flush_disk(folder=root)
         # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.
         added = Usage(
             unpack_result.size_bytes - replaced_usage.size_bytes,
@@ -397,8 +401,8 @@ def delete_file(*, workspace: Workspace, path: str) -> None:
 def measure_workspace(*, workspace: Workspace) -> Usage:
     """Measure the workspace, because runs write to it without the console; store and return its usage.
 
-    Code that moves folders during the measurement can hide some. The measurement is then incomplete, and the stored
-    usage does not decrease.
+    Code that moves folders during the measurement can hide some, and some may be unreadable. The measurement is then
+    incomplete, and the stored usage does not decrease.
     """
     measurement = trees.measure(root=selectors.workspace_folder(workspace))
     rows = Workspace.objects.filter(pk=workspace.pk)

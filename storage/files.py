@@ -414,7 +414,9 @@ def move(*, root: Path, source: str, target: str) -> None:
     if not old or not new or new[: len(old)] == old:
         raise UnsafePath(_("A folder can't be moved into itself. Choose another place."))
     with open_folder(root=root, parts=old[:-1]) as old_folder_fd:
-        os.lstat(old[-1], dir_fd=old_folder_fd)  # raises if the source is missing, before folders are created for it
+        # Raises if the source is missing, before folders are created for it. A folder can be renamed only if it is
+        # writable.
+        trash.grant_owner_access(old[-1], old_folder_fd)
         with open_folder(root=root, parts=new[:-1], create=True) as new_folder_fd:
             if lstat_or_none(new_folder_fd, new[-1]) is not None:
                 raise NameTaken(_NAME_TAKEN)
@@ -431,8 +433,7 @@ def move_out(*, root: Path, path: str, target: Path) -> None:
     if not parts:
         raise WrongKind(_WHOLE_WORKSPACE)
     with open_folder(root=root, parts=parts[:-1]) as folder_fd:
-        if modes.S_ISDIR(os.lstat(parts[-1], dir_fd=folder_fd).st_mode):
-            trash.grant_owner_access(parts[-1], folder_fd)  # a folder can be renamed only if it is writable
+        trash.grant_owner_access(parts[-1], folder_fd)  # a folder can be renamed only if it is writable
         os.rename(parts[-1], target, src_dir_fd=folder_fd)
 
 

@@ -42,10 +42,12 @@ MAX_SECONDS = 300
 REPORT_SECONDS = 2.0
 """How often the progress is reported to people who watch it in a page."""
 MAX_BYTES = 1024**3
-"""The largest file that git may write. It writes two: the packed commit, and the tar file made from it. Repositories of
-code are far smaller, and data belongs in datasets."""
+"""The largest file that git may write. It writes three: the packed commit, the tar file made from it, and its error
+output. Repositories of code are far smaller, and data belongs in datasets."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 """The largest address space of a git process. To unpack deltas it needs as much memory as the largest file."""
+MAX_ERROR_BYTES = 64 * 1024
+"""How much of git's error output is read. It contains what the server sends as messages, without a limit."""
 MAX_REASON_LENGTH = 300
 """How many characters of git's own error message the customer sees."""
 _BRANCH = re.compile(r"^(?!.*(\.\.|//|@\{))[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}\Z")
@@ -222,37 +224,40 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
     # `_wait_for` ends git after MAX_SECONDS. The CPU limit, a second later, holds even if this process dies.
     limits = {"c": 0, "f": MAX_BYTES // 512, "v": MAX_MEMORY_BYTES // 1024, "t": MAX_SECONDS + 1}
     script = " && ".join([*(f"ulimit -{name} {value}" for name, value in limits.items()), 'exec "$@"'])
-    with subprocess.Popen(
-        ["/bin/sh", "-c", script, "sh", path, *arguments],
-        cwd=scratch,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        try:
-            errors = _wait_for(process, on_wait)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also the helpers that git has started
-    if process.returncode:
-        raise GitFailed(_("The repository can't be read: %(reason)s") % {"reason": _reason(errors)})
+    with (scratch / "errors").open("wb+") as errors:
+        with subprocess.Popen(
+            ["/bin/sh", "-c", script, "sh", path, *arguments],
+            cwd=scratch,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        ) as process:
+            try:
+                _wait_for(process, on_wait)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # also the helpers that git has started
+        if process.returncode:
+            errors.seek(0)
+            reason = _reason(errors.read(MAX_ERROR_BYTES))
+            raise GitFailed(_("The repository can't be read: %(reason)s") % {"reason": reason})
 
 
-def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> bytes:
-    """Wait until git ends, and return its error output. Raises GitFailed after MAX_SECONDS."""
+def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> None:
+    """Wait until git ends. Raises GitFailed after MAX_SECONDS."""
     deadline = time.monotonic() + MAX_SECONDS
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
             raise GitFailed(_("The repository took too long. Use a smaller one, or upload its files."))
         try:
-            _output, errors = process.communicate(timeout=min(REPORT_SECONDS, left))
+            process.wait(timeout=min(REPORT_SECONDS, left))
         except subprocess.TimeoutExpired:
             on_wait()
         else:
-            return errors
+            return
 
 
 def _reason(errors: bytes) -> str:

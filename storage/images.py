@@ -25,6 +25,8 @@ from storage.models import Image
 
 TITLE_LIMIT = 100
 """The length of a title in characters, which is that of its database column."""
+REFERENCE_LIMIT = 500
+"""The length of a reference in characters, which is that of its database column."""
 REFERENCE = re.compile(
     r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
@@ -121,6 +123,8 @@ def _image_columns(
     errors: dict[str, Text] = {}
     if not REFERENCE.fullmatch(reference):
         errors["reference"] = _("Enter host, name and tag, for example registry.example.com/team/train:1.2.")
+    elif len(reference) > REFERENCE_LIMIT:
+        errors["reference"] = _("Use at most 500 characters.")
     if not frameworks or not set(frameworks) <= set(Framework):
         errors["frameworks"] = _("Choose at least one of pytorch, horovod and tensorflow.")
     if not title.strip() or len(title) > TITLE_LIMIT:

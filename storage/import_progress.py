@@ -17,8 +17,7 @@ MAX_FAILURES = 5
 (`DatasetImport.validator`) each attempt begins at the first byte, so every interrupted attempt counts. The pauses are
 2, 4, 8 and 16 seconds."""
 MAX_DURATION = timedelta(hours=6)
-"""How long an import may take after its creation, with the time in which it waits for others: only one runs at a time.
-"""
+"""How long a process may work on an import, which others wait for: only one runs at a time."""
 REPORT_SECONDS = 2.0
 """The shortest time between two updates of the progress, which people watch in a page."""
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -55,7 +54,7 @@ def report(row: DatasetImport, received_bytes: int) -> None:
     now = timezone.now()
     if (now - row.updated_at).total_seconds() < REPORT_SECONDS:
         return
-    if now - row.created_at > MAX_DURATION:
+    if now - row.started_at > MAX_DURATION:
         raise ImportFailed(TOO_SLOW)
     if not Dataset.objects.filter(pk=row.dataset_id, deleted_at=None).exists():
         raise ImportFailed(FAILED)

@@ -179,6 +179,7 @@ def run_import(row: DatasetImport) -> bool:
         if not is_locked:
             return False
         row.refresh_from_db()
+        row.started_at = timezone.now()
         if row.ended_at is None:
             with _open(_path_of(row)) as file:
                 _import_and_store_result(row, file)

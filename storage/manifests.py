@@ -141,6 +141,8 @@ class Manifest:
             # the line begins at `low`.
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
+            if end < 0:  # the last line of a damaged manifest, which was cut
+                end = len(self._data)
             middle_path = self._data[middle + _PATH_START : end]
             if middle_path == searched_path:
                 return self._data[middle : middle + HASH_LENGTH].decode()

@@ -93,6 +93,7 @@ def publish_version(
             raise InvalidInput(fields={"path": _("This folder contains no files. Choose one that does.")})
         version_folder = move_into_place(folder, area="models")
         try:
+            trees.flush_disk(folder=version_folder)
             with transaction.atomic():
                 quota.lock(organization)  # deletions lock it too, so they wait for this publication
                 model = _get_or_create_model(organization, user, name, description)

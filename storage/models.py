@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.core.validators import RegexValidator
@@ -184,6 +184,8 @@ class DatasetImport(models.Model):
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     validator = models.CharField(max_length=200, blank=True, default="")
     """The ETag or date of the file (HTTP's validators). With it a broken transfer can continue: see `imports`."""
+    started_at: datetime
+    """When this process began to work on it (`imports.run_import`). Not a column."""
     error = models.CharField(_("error"), max_length=500, blank=True, default="")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     created_at = models.DateTimeField(_("created"), auto_now_add=True)

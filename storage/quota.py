@@ -126,7 +126,7 @@ class Reservation:
 
         `__exit__` calls it again, because the reservation is back if that transaction was rolled back.
         """
-        if self._reserved_bytes:
+        if self._reserved_entries or self._reserved_bytes:
             Allocation.objects.filter(key=self.key).delete()
 
     def _grow(self, missing_bytes: int) -> None:

@@ -115,12 +115,16 @@ def remove_files(item: DeletedFile) -> None:
 def measure(item: DeletedFile) -> Usage:
     """Measure an item in a recycle bin; store and return its usage, which is empty if its files are missing.
 
-    It is measured again from time to time, because a run that has it open may still write to it. Raises Unreadable.
+    It is measured again from time to time, because a run that has it open may still write to it. If the measurement is
+    incomplete, the stored usage does not decrease. Raises Unreadable.
     """
     path = folder_of(item)
     usage = Usage()
     with suppress(FileMissing, FileNotFoundError):
-        usage = trees.measure(root=path).usage if item.is_folder else Usage(trees.size_of(os.lstat(path)), 1)
+        if item.is_folder:
+            usage = trees.measure(root=path).at_least(Usage(item.size_bytes, item.entry_count))
+        else:
+            usage = Usage(trees.size_of(os.lstat(path)), 1)
     DeletedFile.objects.filter(pk=item.pk).update(size_bytes=usage.size_bytes, entry_count=usage.entry_count)
     item.size_bytes, item.entry_count = usage.size_bytes, usage.entry_count
     return usage

@@ -38,8 +38,8 @@ MAX_REGISTRIES = 100
 """How many registries an organization may have, far more than any uses."""
 ENCRYPTION_PURPOSE = b"trainyard registry credentials"
 """The purpose by which passwords are encrypted (`console.core.encryption`). If it changes, stored ones are lost."""
-HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,250}[a-z0-9])?(:[0-9]{1,5})?")
-"""A registry's host name or IPv4 address, with an optional port."""
+HOST = re.compile(r"(?=.{1,255}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
+"""A registry's host name or IPv4 address, with an optional port. The database column has 255 characters."""
 QUOTE_SECONDS = 6.0
 """How long a check may take while a quote is made: the customer's order form waits for it."""
 MAX_CONCURRENT_CHECKS = 3

@@ -191,10 +191,13 @@ def revoke_share(*, share: DatasetShare, user: User | None) -> None:
 
 
 def leave_share(*, organization: Organization, user: User | None, name: str) -> None:
-    """End a share as the organization that reads the dataset `name`. Raises NotFound."""
-    dataset = dataset_named(organization, name)
+    """End a share as the organization that reads the dataset `name`, even if its own one hides it. Raises NotFound."""
+    if not NAME_PATTERN.match(name):
+        raise NotFound
     with transaction.atomic():
-        shares = DatasetShare.objects.filter(dataset=dataset, recipient=organization, revoked_at=None)
+        shares = DatasetShare.objects.filter(
+            dataset__name=name, dataset__deleted_at=None, recipient=organization, revoked_at=None
+        )
         if not shares.update(revoked_at=timezone.now()):
             raise NotFound
         record_audit_event(organization=organization, actor=user, action="dataset.share_left", target=name)

@@ -454,10 +454,14 @@ def finish(upload: Upload) -> None:
     """Publish or store a complete upload, as its purpose says. Do nothing if bytes are missing. Safe to repeat.
 
     A dataset version is published from the upload's file; a workspace file is the upload's file, moved. An error that
-    the customer can act on is stored as the upload's result, which can be read for KEPT_AFTER_END, and raised.
+    the customer can act on is stored as the upload's result, which can be read for KEPT_AFTER_END, and raised. Raises
+    NotFound if the upload was terminated.
     """
     with _finish_lock(upload) as is_locked:
-        upload.refresh_from_db(fields=["state"])
+        try:
+            upload.refresh_from_db(fields=["state"])
+        except Upload.DoesNotExist:
+            raise NotFound from None
         if not is_locked or upload.state not in OPEN_STATES or upload.purpose == Upload.Purposes.PART:
             return
         _join_parts(upload)
@@ -568,13 +572,14 @@ def _join_parts(upload: Upload) -> None:
     parts = list(Upload.objects.filter(final=upload).order_by("position"))
     if not parts or offset_of(upload) == upload.size_bytes:
         return
-    if not _file(upload).exists():
-        _file(parts[0]).rename(_file(upload))  # faster than a copy; `_append_file` then adds nothing of this part
     end = 0
-    with translate_os_errors(), _open_for_writing(upload) as file_fd:
-        for part in parts:
-            end += part.size_bytes
-            _append_file(_file(part), file_fd, end)
+    with translate_os_errors():
+        if not _file(upload).exists():
+            _file(parts[0]).rename(_file(upload))  # faster than a copy; `_append_file` then adds nothing of this part
+        with _open_for_writing(upload) as file_fd:
+            for part in parts:
+                end += part.size_bytes
+                _append_file(_file(part), file_fd, end)
     for part in parts:
         _file(part).unlink(missing_ok=True)
 
@@ -599,10 +604,10 @@ def terminate(upload: Upload) -> None:
 
     If another process is finishing it, `finish` fails there. Raises UploadEnded for a part that a final upload uses.
     """
-    if upload.final_id:
-        raise UploadEnded
     with transaction.atomic():
-        quota.lock(upload.organization)
+        quota.lock(upload.organization)  # `create_final` locks it too, and may just have used the part
+        if Upload.objects.filter(pk=upload.pk, final__isnull=False).exists():
+            raise UploadEnded
         parts = list(Upload.objects.filter(final=upload))
         for row in (*parts, upload):
             Upload.objects.filter(pk=row.pk).delete()
@@ -615,13 +620,13 @@ def terminate(upload: Upload) -> None:
 def collect() -> None:
     """Finish complete uploads whose process died, and delete expired ones (garbage collection). Safe to repeat."""
     for upload in Upload.objects.filter(state__in=OPEN_STATES).select_related("organization").iterator():
-        if upload.expires_at < timezone.now():
-            terminate(upload)
-            continue
         try:
-            finish(upload)
+            if upload.expires_at < timezone.now():
+                terminate(upload)
+            else:
+                finish(upload)
         except (CustomerError, OSError):
-            log.exception("Upload %s can't be finished", upload.pk)
+            log.exception("Upload %s can't be finished or deleted", upload.pk)
     # A part stays as long as its final upload, whose deletion sets `final` to None.
     Upload.objects.filter(expires_at__lt=timezone.now(), final=None).exclude(state__in=OPEN_STATES).delete()
 

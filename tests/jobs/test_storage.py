@@ -12,7 +12,7 @@ from jobs.errors import ChoiceUnavailable
 from jobs.models import Order
 from jobs.purchase import parse
 from runtime.specs import Outcome
-from storage import garbage_collection, retention, selectors, sharing
+from storage import garbage_collection, retention, selectors, sharing, trees
 from storage.errors import InUse
 from storage.models import Allocation, DatasetVersion, Workspace
 from tests.factories.jobs import start
@@ -117,7 +117,7 @@ def test_a_shared_dataset_is_used_and_kept_until_the_runs_of_others_have_ended(c
             delete()
         sentence = str(refused.value.message)
         assert "A run of another organization (until " in sentence
-        assert str(attempt.job_id) not in sentence
+        assert f"#{attempt.job_id}" not in sentence
         assert attempt.job.name not in sentence
     with pytest.raises(ChoiceUnavailable):
         orders.place_order(membership=other.membership, quote=quote)
@@ -145,7 +145,7 @@ def ended_with_results(customer):
     return customer.end(attempt, Outcome.COMPLETED)
 
 
-def test_results_of_a_run_count_until_they_are_removed(customer):
+def test_results_of_a_run_count_until_they_are_removed(customer, monkeypatch):
     attempt = customer.started()
     with pytest.raises(InUse):
         results.remove(job=attempt.job, user=None)
@@ -160,6 +160,10 @@ def test_results_of_a_run_count_until_they_are_removed(customer):
     assert allocation.kept_until == job.finished_at + results.DEFAULT_RETENTION
     counted = selectors.usage(customer.organization)
     assert counted.size_bytes >= before.size_bytes + 5370
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(trees, "measure", lambda **_root: trees.Measurement(trees.Usage(1, 2), is_complete=False))
+        results.count_storage(job.pk)
+    assert selectors.usage(customer.organization) == counted, "an incomplete measurement hides nothing"
     results.remove(job=job, user=customer.membership.user)
     left = selectors.usage(customer.organization)
     assert counted.size_bytes - left.size_bytes == 5300

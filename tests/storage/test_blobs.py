@@ -75,11 +75,13 @@ def test_a_missing_or_damaged_blob_is_not_linked(owner):
     blob.unlink()
     second = publish(owner.organization, {"a": CONTENT})
     assert status(first, "a").st_ino != status(second, "a").st_ino
-    (blob,) = all_blobs()
-    blob.unlink()
-    blob.write_bytes(b"damaged")
-    third = publish(owner.organization, {"a": CONTENT})
-    assert (selectors.version_folder(third) / "a").read_bytes() == CONTENT
+    for damaged in (b"y" * len(CONTENT), b"damaged"):
+        (blob,) = all_blobs()
+        blob.unlink()
+        blob.write_bytes(damaged)
+        third, fourth = (publish(owner.organization, {"a": CONTENT}) for _ in range(2))
+        assert (selectors.version_folder(third) / "a").read_bytes() == CONTENT
+        assert status(third, "a").st_ino == status(fourth, "a").st_ino  # of the new blob
 
 
 def test_a_disk_that_cannot_link_stores_copies(owner, monkeypatch):

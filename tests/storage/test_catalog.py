@@ -11,8 +11,19 @@ from django.db import transaction
 
 from console.accounts.models import AuditEvent, Quota
 from console.core.errors import NotFound
-from storage import archives, catalog, files, garbage_collection, images, retention, selectors, trees
-from storage.errors import BadArchive, NameTaken, TooLarge, TooMany, UnsafePath
+from storage import (
+    archives,
+    catalog,
+    files,
+    garbage_collection,
+    images,
+    model_catalog,
+    retention,
+    selectors,
+    trees,
+    workspace_templates,
+)
+from storage.errors import BadArchive, NameTaken, StorageFull, TooLarge, TooMany, UnsafePath
 from storage.models import Dataset, DatasetVersion, Image
 from storage.quota import Reservation
 from storage.trees import ENTRY_BYTES, Measurement, Usage
@@ -157,6 +168,29 @@ def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypa
     assert leftovers() == []
     assert len(published()) == 2  # the first version and its manifest
     assert publish(dataset).number == 2
+
+
+def test_no_row_is_written_before_the_bytes_are_on_the_disk(owner, monkeypatch, root):
+    dataset, workspace, archive = new_dataset(owner), new_workspace(owner), io.BytesIO(ARCHIVE)
+    (root / "file").write_text("x")
+    ours = {"organization": owner.organization, "user": owner.user, "name": "another"}
+    before = selectors.usage(owner.organization)
+
+    def refuse(*, folder):
+        assert any(folder.iterdir())
+        raise StorageFull
+
+    monkeypatch.setattr(trees, "flush_disk", refuse)
+    for write in (
+        lambda: publish(dataset),
+        lambda: model_catalog.publish_version(**ours, root=root, path="", lineage={"job": 1}),
+        lambda: catalog.create_workspace(**ours, fill=workspace_templates.template_fill("charlm")),
+        lambda: catalog.unpack_into_workspace(workspace=workspace, path="", archive=archive, on_unpacked=pytest.fail),
+    ):
+        with pytest.raises(StorageFull):
+            write()
+    assert selectors.usage(owner.organization) == before
+    assert published() == leftovers() == []
 
 
 @pytest.mark.django_db(transaction=True)
@@ -341,6 +375,13 @@ def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
     assert selectors.usage(owner.organization) == Usage()
 
 
+def test_a_reservation_of_entries_alone_is_released(owner):
+    with Reservation(owner.organization, label="x", spare_bytes=ENTRY_BYTES) as reservation:
+        reservation.count(entries=1)
+        assert selectors.usage(owner.organization) == Usage(0, 1)
+    assert selectors.usage(owner.organization) == Usage()
+
+
 def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
     """An incomplete measurement leaves the last one as it is."""
     workspace = new_workspace(owner)
@@ -353,7 +394,9 @@ def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
 IMAGE = {"name": "mine", "title": "Mine", "frameworks": ["horovod"], "reference": "registry.example.com:5000/a/b:1.2"}
 
 
-WRONG_REFERENCES = ["", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12"]
+WRONG_REFERENCES = [
+    "", "train", "https://a.b/c", "a.b/c d", "a.b/c:", "A.b/C", "a.b/c\n", "a.b/c@sha256:12", "a.b/" + "c" * 500,
+]  # fmt: skip
 WRONG_IMAGES = [
     ("name", "A"), ("title", " "), ("title", "x" * 101), ("frameworks", []), ("frameworks", ["jax"]),
     ("description", "x" * 2001), *(("reference", wrong) for wrong in WRONG_REFERENCES),

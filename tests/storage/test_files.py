@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -322,8 +323,10 @@ def test_a_move_creates_folders_and_replaces_nothing(root, scratch):
     ):  # fmt: skip
         with pytest.raises(error):
             files.move(root=root, source=source, target=target)
+    (root / "new/place").chmod(0o500)  # such a folder cannot be moved, unless by root
     files.move(root=root, source="new/place", target="place")
     assert (root / "place/a.txt").exists()
+    assert stat.S_IMODE((root / "place").stat().st_mode) == 0o700
 
 
 def test_delete_returns_the_freed_usage(root, scratch):

@@ -106,6 +106,13 @@ def test_hostile_or_missing_repositories_leave_nothing(fetched, repository, owne
     monkeypatch.setattr(git_import, "MAX_BYTES", 1024**2)
     with pytest.raises((GitFailed, TooLarge)):  # by the limit of git's files, or else of the unpacked ones
         fetched()
+    talkative = repository.parent / "git"
+    talkative.write_text("#!/bin/sh\nexec head -c 2000000 /dev/zero >&2")
+    talkative.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setattr(git_import.shutil, "which", lambda _name: str(talkative))
+        with pytest.raises(GitFailed):  # by the same limit: error output is not kept in memory
+            fetched()
     monkeypatch.setattr(git_import, "MAX_SECONDS", 0)
     with pytest.raises(GitFailed, match="too long"):
         fetched()

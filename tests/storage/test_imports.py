@@ -13,7 +13,7 @@ from django.utils import timezone
 from console.accounts.models import Quota
 from console.core import connections
 from console.core.errors import InvalidInput
-from storage import dataset_files, garbage_collection, imports, selectors
+from storage import dataset_files, garbage_collection, import_progress, imports, selectors
 from storage.models import DatasetImport
 from tests.factories.storage import DatasetFactory
 from tests.kubernetes.certificates import Certificates
@@ -257,6 +257,17 @@ def test_an_import_is_limited_in_size_by_the_quota_and_in_number(server, dataset
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
     with pytest.raises(InvalidInput, match=f"has {imports.MAX_OPEN} imports in progress"):
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+
+
+def test_an_import_is_limited_in_time_without_its_wait(server, dataset, monkeypatch):
+    server.files = {"/f": CONTENT}
+    monkeypatch.setattr(import_progress, "REPORT_SECONDS", 0)
+    waited = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+    DatasetImport.objects.update(created_at=timezone.now() - timedelta(days=1))
+    imports.run_import(waited)
+    assert (waited.error, waited.received_bytes) == ("", len(CONTENT))
+    monkeypatch.setattr(import_progress, "MAX_DURATION", timedelta(0))
+    assert imported(dataset, f"https://{server.host}/f").error == import_progress.TOO_SLOW
 
 
 def test_a_dataset_shows_its_open_imports_and_recent_failures_but_none_whose_version_was_removed(dataset):

@@ -34,3 +34,11 @@ def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
             assert manifest.sha256(path) == hashlib.sha256(content).hexdigest()
         for path in ("link", "missing", "a/missing", "zz", "", *(f"{path}/x" for path in present)):
             assert manifest.sha256(path) == ""
+
+
+def test_what_is_left_of_a_cut_manifest_is_found():
+    lines = [b"%064d  %s" % (number, path) for number, path in enumerate((b"a", b"b", b"cut/file"))]
+    for length in range(2, len(lines[2])):
+        manifest = manifests.Manifest(b"\0".join([*lines[:2], lines[2][:length]]))
+        found = [manifest.sha256(path) for path in ("a", "b", "cut/file", "z")]
+        assert found == [f"{0:064}", f"{1:064}", "", ""]

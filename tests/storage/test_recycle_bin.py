@@ -8,10 +8,10 @@ from django.utils import timezone
 
 from console.accounts.models import Quota
 from console.core.errors import NotFound
-from storage import catalog, files, garbage_collection, recycle_bin, retention, selectors
+from storage import catalog, files, garbage_collection, recycle_bin, retention, selectors, trees
 from storage.errors import FileMissing, NameTaken, UnsafePath, WrongKind
 from storage.models import DeletedFile
-from storage.trees import Usage
+from storage.trees import Measurement, Usage
 from tests.factories.storage import WorkspaceFactory
 from tests.racing import raised, together
 
@@ -42,13 +42,16 @@ def names_in_bin():
     return sorted(path.name for path in catalog.top_folder("bin").iterdir())
 
 
-def test_what_is_deleted_counts_until_it_is_restored_or_removed(workspace, folder, owner):
+def test_what_is_deleted_counts_until_it_is_restored_or_removed(workspace, folder, owner, monkeypatch):
     before = used(workspace)
     item = recycle_bin.delete(workspace=workspace, path="./src/", user=owner.user)
     assert (item.path, item.is_folder, item.size_bytes, item.entry_count) == ("src", True, 8, 4)
     assert list(folder.iterdir()) == []
     assert used(workspace) == before
     assert selectors.usage_by_kind(workspace.organization)["deleted"] == Usage(8, 4)
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(trees, "measure", lambda **_root: Measurement(Usage(1, 2), is_complete=False))
+        assert recycle_bin.measure(item) == Usage(8, 4)
     assert recycle_bin.restore(item=item) == "src"
     assert (folder / "src" / "train.py").read_text() == "print(1)"
     assert str((folder / "src" / "deep" / "link").readlink()) == "/etc/passwd"

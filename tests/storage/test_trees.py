@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from runtime import trash
+from runtime.backends.sandbox import find_bubblewrap
 from storage import paths, trees
 from storage.errors import FileMissing
 from storage.trees import Measurement, Usage
@@ -63,12 +66,35 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
 
     def move(folder):
         result = measure(folder)
-        if result == (Usage(100, 1), []):  # this was `b`, whose `..` comes next
+        if result == (Measurement(Usage(100, 1)), []):  # this was `b`, whose `..` comes next
             (root / "a" / "b").rename(outside / "b")
         return result
 
     monkeypatch.setattr(trees, "_measure", move)
     assert trees.measure(root=root) == Measurement(Usage(100, 4), is_complete=False)
+
+
+def test_closed_folders_count_and_those_that_stay_closed_make_it_incomplete(root):
+    for name in ("closed", "inner"):
+        (root / name / "b").mkdir(parents=True)
+        (root / name / "b" / "file").write_bytes(b"x" * 100)
+    code = f"""
+import os, pathlib; from storage import trees
+root = pathlib.Path({str(root)!r})
+grant = trees.trash.grant_owner_access
+for mode in (0o000, 0o300, 0o400, 0o600):
+    for each in (root / "closed", root / "inner" / "b", root):
+        each.chmod(mode)
+    print(trees.measure(root=root))
+    # Whenever the measurement has given itself the right to read the folder, another process closes it again.
+    trees.trash.grant_owner_access = lambda *name: [grant(*name), (root / "closed").chmod(mode)]
+    print(trees.measure(root=root).is_complete)
+    trees.trash.grant_owner_access = grant
+"""
+    # Without root's right to read every folder.
+    command = [find_bubblewrap(), "--dev-bind", "/", "/", "--cap-drop", "ALL", sys.executable, "-c", code]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output == f"{Measurement(Usage(200, 7))}\nFalse\n" * 4
 
 
 def test_measure_ignores_link_targets_and_holes(root):

@@ -10,6 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from console.accounts.models import Quota
+from console.core.errors import NotFound
 from storage import catalog, files, garbage_collection, selectors, uploads
 from storage.models import Allocation, DatasetVersion, Upload
 from storage.trees import ENTRY_BYTES
@@ -296,7 +297,10 @@ def test_an_interrupted_join_is_continued(tus, organization, copied):
         tus.patch(part, 0, piece)
     keys = [part.key for part in Upload.objects.order_by("pk")]
     new = uploads.NewUpload(size_bytes=0, **FILE)  # the size follows from the parts
+    used = Upload.objects.latest("pk")
     final = uploads.create_final(organization=organization, user=None, new=new, part_keys=keys)
+    with pytest.raises(uploads.UploadEnded):
+        uploads.terminate(used)  # by a request that read the part before
     uploads._file(final).write_bytes(CODE[: 5000 + copied])
     uploads._file(Upload.objects.get(key=keys[0])).unlink()  # it has become the file of the final upload
     garbage_collection.collect()
@@ -383,6 +387,7 @@ def test_finishing_is_repeated_after_a_crash(tus, organization, monkeypatch, met
 
 def test_an_upload_that_is_terminated_while_it_is_finished_publishes_nothing(tus, organization, monkeypatch):
     url, publish = tus.begin(len(ARCHIVE), DATASET), catalog._publish
+    upload = Upload.objects.get()
 
     def terminate_and_publish(*arguments, **values):
         assert tus.send("DELETE", url).status_code == 204
@@ -392,6 +397,8 @@ def test_an_upload_that_is_terminated_while_it_is_finished_publishes_nothing(tus
     assert error(tus.patch(url, 0, ARCHIVE)) == (404, "not_found")
     assert not DatasetVersion.objects.exists()
     assert left_over(organization) == ([], [])
+    with pytest.raises(NotFound):
+        uploads.finish(upload)  # by a process that read the upload before
 
 
 class Interleaved:
