@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import date, timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from billing import credit, invoices, payments, refunds, storage_charges
@@ -239,3 +239,17 @@ def test_a_request_locks_the_series_of_invoices_before_any_account(provider, mem
     monkeypatch.setattr(invoices, "issue", checked_issue)
     request(member)
     assert Invoice.objects.get().total_minor == 300
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_organization_that_is_locked_for_its_closing_can_still_be_referenced(member):
+    """A charge holds the wallet, for which the closing waits, and inserts rows that reference the organization."""
+
+    def grant_without_waiting():
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '200ms'")
+        grant(member)
+
+    with transaction.atomic():
+        services.lock(member.organization)
+        assert raised(together(grant_without_waiting)) == []
