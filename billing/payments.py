@@ -158,8 +158,8 @@ def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
         raise Quarantined("; ".join(differences))
 
 
-def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
-    """Credit a payment to the wallet and publish it. Does nothing if this top-up has already been credited.
+def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> bool:
+    """Credit a payment to the wallet, publish it and return True. False if this top-up has already been credited.
 
     The top-up may be in any other state: an expired page can still be paid.
     """
@@ -171,7 +171,7 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
         description=gettext_noop("Top-up"),
     )
     if not is_new:
-        return
+        return False
     top_up.state = TopUp.States.PAID
     top_up.paid_at = parse_timestamp(at)
     top_up.payment_intent = top_up.payment_intent or str(intent or "")
@@ -181,6 +181,7 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
     notifications.publish(organization=top_up.account.owner, kind="wallet.topped_up", data=data)
 
 
+    return True
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:
     """Set the final state of a top-up that was not paid. Does nothing if it is not open."""
     if top_up.state in OPEN_STATES:
