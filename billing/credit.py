@@ -141,12 +141,13 @@ def _redeem(account: Account, code: str, user: User) -> CreditGrant:
             % {"theirs": voucher.currency, "ours": account.currency}
         )
     own_uses = voucher.grants.filter(organization=account.organization).count()
-    if voucher.uses >= voucher.max_uses or own_uses >= voucher.max_uses_each:
-        raise _refused(
-            _("Your organization has used this voucher the maximum number of times.")
-            if own_uses >= voucher.max_uses_each
-            else _("This voucher has no uses left.")
-        )
+    if own_uses >= voucher.max_uses_each:
+        raise _refused(_("Your organization has used this voucher the maximum number of times."))
+    # Anybody can create organizations, so the limit also applies to a person, as that of trials does.
+    if voucher.grants.filter(received_by=user).count() >= voucher.max_uses_each:
+        raise _refused(_("You have used this voucher the maximum number of times."))
+    if voucher.uses >= voucher.max_uses:
+        raise _refused(_("This voucher has no uses left."))
     Voucher.objects.filter(pk=voucher.pk).update(uses=F("uses") + 1)
     lot = CreditGrant(
         organization=account.organization,

@@ -127,6 +127,7 @@ class VoucherForm(AmountForm):
     class Meta:
         model = models.Voucher
         exclude = ("amount_minor",)
+        help_texts = {"max_uses_each": _("The limit also applies to each person, in all their organizations.")}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
