@@ -296,6 +296,9 @@ def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keep
     admin.post(address("voucher", "change", voucher.pk), form | changes | no_grants)
     voucher.refresh_from_db()
     assert (voucher.code, voucher.amount_minor, voucher.reason) == (code, 500, "Now so")
+    Voucher.objects.update(uses=2)
+    answer = admin.post(address("voucher", "change", voucher.pk), form | no_grants | {"max_uses": 1})
+    assert answer.context["adminform"].form.errors.keys() == {"max_uses"}
     assert admin.post(address("voucher", "delete", voucher.pk), {"post": "yes"}).status_code == 403
     act(admin, "voucher", "end", voucher)
     voucher.refresh_from_db()
