@@ -208,9 +208,10 @@ def _debit_wallet(row: Refund) -> None:
 def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = None, failure: str = "") -> None:
     """Change the state of a refund. FAILED returns the money to the wallet and is final.
 
+    A refund that succeeded can only fail: any other state was read before it succeeded.
     `refund_id` is the provider's id, which is stored if the row has none; None if it is not known.
     """
-    if row.state == Refund.States.FAILED:
+    if row.state == Refund.States.FAILED or (row.state == Refund.States.SUCCEEDED and state != Refund.States.FAILED):
         return
     if state == Refund.States.FAILED:
         receivables.pay_in(
