@@ -303,10 +303,19 @@ def remove_all_expired(*, limit: int = 1000) -> int:
 
 def credit_minor(account: Account) -> int:
     """Return the part of a wallet's available balance that is credit, in minor units."""
+    return _free_minor(CreditGrant.objects.filter(_UNRESERVED, organization=account.organization_id))
+
+
+def expired_minor(account: Account) -> int:
+    """Return the expired credit that `remove_expired` has yet to remove from a wallet, in minor units."""
     lots = CreditGrant.objects.filter(_UNRESERVED, organization=account.organization_id)
+    return min(_free_minor(lots.filter(expires_at__lte=timezone.now())), account.available_minor)
+
+
+def _free_minor(lots: QuerySet[CreditGrant]) -> int:
+    """Return the credit of lots that is neither used, expired nor reserved, in minor units."""
     free_minor = F("amount_minor") - F("used_minor") - F("expired_minor") - F("reserved_minor")
-    free = lots.aggregate(total=Sum(free_minor, default=0))
-    return int(free["total"])
+    return int(lots.aggregate(total=Sum(free_minor, default=0))["total"])
 
 
 def paid_minor(account: Account) -> int:
