@@ -13,7 +13,7 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
 
-from billing import credit, events, ledger, pricebooks, receivables, refunds
+from billing import credit, events, invoices, ledger, pricebooks, receivables, refunds
 from billing.admin.ledger import WriteOffForm
 from billing.models import (
     Account,
@@ -305,7 +305,9 @@ def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keep
     assert not voucher.is_active
 
 
-def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permission_of_its_own(admin, account):
+def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permission_of_its_own(
+    admin, account, monkeypatch
+):
     run(account, 100)
     run(account, 50, "#2 other.py")
     invoice = issue(account)
@@ -325,11 +327,20 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
     assert f"{note.number} was issued." in text(answer)
     assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
     assert "Another credit note was issued in the meantime" in text(correct("0.4"))
+    correctable_lines = invoices.correctable_lines
+
+    def lines_that_are_outdated_at_once(invoice):
+        lines = correctable_lines(invoice)
+        invoices.correct(invoice=invoice, amounts={invoice.lines.first().pk: 1}, reason="Faster", user=None)
+        return lines
+
+    monkeypatch.setattr(invoices, "correctable_lines", lines_that_are_outdated_at_once)
+    assert '<input type="hidden" name="notes_seen" value="1">' in text(admin.get(page))
     reader = UserFactory(is_staff=True)
     reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
     admin.force_login(reader)
     assert admin.get(address("invoice", "change", invoice.pk)).status_code == 200
     assert correct("0.4", notes_seen=1).status_code == 403
-    assert Invoice.objects.filter(kind="note").count() == 1
+    assert Invoice.objects.filter(kind="note").count() == 2
     account.refresh_from_db()
-    assert account.posted_minor == 10_000 - 150 + 40
+    assert account.posted_minor == 10_000 - 150 + 40 + 1
