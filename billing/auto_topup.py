@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -122,35 +122,28 @@ def run_due() -> int:
 def create_if_due(*, setup_pk: int) -> TopUp | None:
     """Create a top-up if the wallet is below its threshold and no rule forbids a charge now. Returns None otherwise."""
     now = timezone.now()
-    try:
-        with transaction.atomic():
-            setup = AutoTopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=setup_pk)
-            account = setup.account
-            recent = TopUp.objects.filter(
-                account=account, origin=TopUp.Origins.AUTOMATIC, created_at__gt=now - timedelta(days=1)
-            )
-            if (
-                not setup.is_on
-                or account.available_minor >= setup.threshold_minor
-                or (setup.retry_at is not None and setup.retry_at > now)
-                or recent.count() >= MAX_PER_DAY
-                or recent.filter(state__in=payments.OPEN_STATES).exists()
-                or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
-            ):
-                return None
-            return TopUp.objects.create(
-                account=account,
-                amount_minor=setup.amount_minor,
-                currency=account.currency,
-                origin=TopUp.Origins.AUTOMATIC,
-                method_id=setup.method_id,
-                created_by_id=setup.set_by_id,
-            )
-    except IntegrityError as error:
-        # An open top-up that is older than those in `recent` also forbids a new one.
-        if "one_automatic_top_up_at_a_time" not in str(error):
-            raise
-        return None
+    with transaction.atomic():
+        setup = AutoTopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=setup_pk)
+        account = setup.account
+        earlier = TopUp.objects.filter(account=account, origin=TopUp.Origins.AUTOMATIC)
+        if (
+            not setup.is_on
+            or account.available_minor >= setup.threshold_minor
+            or (setup.retry_at is not None and setup.retry_at > now)
+            or earlier.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
+            # However old: an insert would wait for the transaction that closes it, which wants the lock of `setup`.
+            or earlier.filter(state__in=payments.OPEN_STATES).exists()
+            or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
+        ):
+            return None
+        return TopUp.objects.create(
+            account=account,
+            amount_minor=setup.amount_minor,
+            currency=account.currency,
+            origin=TopUp.Origins.AUTOMATIC,
+            method_id=setup.method_id,
+            created_by_id=setup.set_by_id,
+        )
 
 
 def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
@@ -219,8 +212,9 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
                 "payment_intent": (intent.get("id"), top_up.payment_intent or intent.get("id")),
             }
         )
-        AutoTopUp.objects.filter(account=top_up.account).update(failures=0, last_failure="", retry_at=None)
-        payments.credit_top_up(top_up, intent=intent.get("id"), at=at)
+        # Only the first report of a payment, because later ones must not clear newer failures.
+        if payments.credit_top_up(top_up, intent=intent.get("id"), at=at):
+            AutoTopUp.objects.filter(account=top_up.account).update(failures=0, last_failure="", retry_at=None)
     elif intent.get("status") in {"requires_payment_method", "canceled"}:
         error = intent.get("last_payment_error") or {}
         _fail(top_up, str(error.get("decline_code") or error.get("code") or "failed"))

@@ -13,7 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
 from django.core.cache import cache
-from django.db.models import CharField, Count, F, QuerySet, Sum, Value
+from django.db.models import CharField, Count, F, Q, QuerySet, Sum, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce, TruncDate
 from django.utils import timezone
@@ -173,7 +173,10 @@ def _rows_of_spending(organization: Organization, start: datetime, end: datetime
         )
         .values(*DIMENSIONS, "day")
         # `hold` is a column of the index "receipts_and_amounts", so PostgreSQL reads only that index, not the table.
-        .annotate(amount_minor=Sum("total_minor"), runs=Count("hold"))
+        .annotate(
+            amount_minor=Sum("total_minor"),
+            runs=Count("hold", filter=~Q(hold__reference__startswith=Hold.STORAGE_PREFIX)),
+        )
         .order_by()
     )
     return list(rows) if start < end else []

@@ -141,12 +141,13 @@ def _redeem(account: Account, code: str, user: User) -> CreditGrant:
             % {"theirs": voucher.currency, "ours": account.currency}
         )
     own_uses = voucher.grants.filter(organization=account.organization).count()
-    if voucher.uses >= voucher.max_uses or own_uses >= voucher.max_uses_each:
-        raise _refused(
-            _("Your organization has used this voucher the maximum number of times.")
-            if own_uses >= voucher.max_uses_each
-            else _("This voucher has no uses left.")
-        )
+    if own_uses >= voucher.max_uses_each:
+        raise _refused(_("Your organization has used this voucher the maximum number of times."))
+    # Anybody can create organizations, so the limit also applies to a person, as that of trials does.
+    if voucher.grants.filter(received_by=user).count() >= voucher.max_uses_each:
+        raise _refused(_("You have used this voucher the maximum number of times."))
+    if voucher.uses >= voucher.max_uses:
+        raise _refused(_("This voucher has no uses left."))
     Voucher.objects.filter(pk=voucher.pk).update(uses=F("uses") + 1)
     lot = CreditGrant(
         organization=account.organization,
@@ -302,10 +303,19 @@ def remove_all_expired(*, limit: int = 1000) -> int:
 
 def credit_minor(account: Account) -> int:
     """Return the part of a wallet's available balance that is credit, in minor units."""
+    return _free_minor(CreditGrant.objects.filter(_UNRESERVED, organization=account.organization_id))
+
+
+def expired_minor(account: Account) -> int:
+    """Return the expired credit that `remove_expired` has yet to remove from a wallet, in minor units."""
     lots = CreditGrant.objects.filter(_UNRESERVED, organization=account.organization_id)
+    return min(_free_minor(lots.filter(expires_at__lte=timezone.now())), account.available_minor)
+
+
+def _free_minor(lots: QuerySet[CreditGrant]) -> int:
+    """Return the credit of lots that is neither used, expired nor reserved, in minor units."""
     free_minor = F("amount_minor") - F("used_minor") - F("expired_minor") - F("reserved_minor")
-    free = lots.aggregate(total=Sum(free_minor, default=0))
-    return int(free["total"])
+    return int(lots.aggregate(total=Sum(free_minor, default=0))["total"])
 
 
 def paid_minor(account: Account) -> int:

@@ -52,11 +52,27 @@ def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> Non
     has_withdrawn = _book_new_movements(row, dispute_object, top_up=top_up)
     if is_new or has_withdrawn:  # the cardholder of the saved card may dispute the next charge too
         AutoTopUp.objects.filter(account=top_up.account, is_on=True).update(is_on=False, last_failure="disputed")
-    row.evidence_due_at = parse_timestamp(evidence_due) if evidence_due else None
-    # A won dispute can be reopened, so the state may change back.
-    row.state = STATE_BY_FINAL_STATUS.get(str(dispute_object.get("status")), Dispute.States.OPEN)
-    row.ended_at = (row.ended_at or timezone.now()) if row.state != Dispute.States.OPEN else None
+    state = STATE_BY_FINAL_STATUS.get(str(dispute_object.get("status")), Dispute.States.OPEN)
+    if not _is_outdated(row, dispute_object, state):
+        row.evidence_due_at = parse_timestamp(evidence_due) if evidence_due else None
+        row.state = state
+        row.ended_at = (row.ended_at or timezone.now()) if state != Dispute.States.OPEN else None
     row.save()
+
+
+def _is_outdated(row: Dispute, dispute_object: Mapping[str, Any], state: Dispute.States) -> bool:
+    """Return whether the object, which was fetched before the row was locked, is older than the row.
+
+    It is if it lacks the latest movement. A dispute that ended is open again only if the bank withdrew the money again
+    after it was won.
+    """
+    received = {transaction["id"] for transaction in dispute_object.get("balance_transactions") or ()}
+    latest = row.movements.last()
+    if latest and not latest.lacks_provider_id and latest.balance_transaction not in received:
+        return True
+    if state != Dispute.States.OPEN or row.state == Dispute.States.OPEN:
+        return False
+    return row.state == Dispute.States.LOST or not _withdrawn(row)
 
 
 def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_up: TopUp) -> bool:

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from billing import budgets, receivables
 from billing.amounts import money
-from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Invoice, InvoiceMail
+from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold, Invoice, InvoiceMail
 from console.accounts.emails import deliver
 from console.accounts.models import Membership, Organization, User
 from console.accounts.roles import Capability
@@ -104,7 +104,7 @@ def _invoice_mail(invoice: Invoice) -> tuple[str, str]:
         "invoice": invoice,
         "owed": money(owed, account.currency) if owed else "",
         "total": money(invoice.total_minor, invoice.currency),
-        "runs": invoice.line_count,
+        "runs": invoice.lines.exclude(receipt__hold__reference__startswith=Hold.STORAGE_PREFIX).count(),
         "url": f"{settings.TRAINYARD_URL}{reverse('invoice_detail', args=[invoice.pk])}",
         "pdf_url": f"{settings.TRAINYARD_URL}{reverse('invoice_pdf', args=[invoice.pk])}"
         f"?language={translation.get_language()}",

@@ -21,7 +21,6 @@ LINE_TITLES = {
     "above_ceiling": gettext_lazy("Above the ceiling: not charged"),
     "trials": gettext_lazy("All trials, each at its ceiling"),
     "queue": gettext_lazy("Waiting in the queue: free"),
-    "pull": gettext_lazy("Fetching the image: free"),
     "start": gettext_lazy("Starting the nodes: free"),
     "hang": gettext_lazy("Hanging without progress: free"),
     "platform_fault": gettext_lazy("Platform fault: free"),

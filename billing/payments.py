@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from billing import currencies, customers, gateway, receivables
+from billing import credit, currencies, customers, gateway, receivables, storage_charges
 from billing.amounts import money
 from billing.errors import AmountRefused, PaymentRefused, Quarantined
 from billing.models import Account, Quote, TopUp
@@ -73,10 +73,12 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
 def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> int:
     """Return the amount to pay in before the quote can be bought, at least the smallest top-up, in minor units.
 
-    A debt is added, because a payment settles it first. `held_minor` is the amount already held for the purchase: an
-    extension needs only the rest.
+    Debts and unpaid storage are added, because they may be paid first. Credit that has expired does not count.
+    `held_minor` is the amount already held for the purchase: an extension needs only the rest.
     """
-    shortfall = quote.ceiling_minor - held_minor - account.available_minor + receivables.owed_minor(account)
+    available_minor = account.available_minor - credit.expired_minor(account)
+    shortfall = quote.ceiling_minor - held_minor - available_minor
+    shortfall += receivables.owed_minor(account) + storage_charges.unpaid_minor(account)
     return currencies.round_up_for_payment(max(shortfall, int(settings.TOP_UP_MINIMUM_MINOR)), quote.currency)
 
 
@@ -158,8 +160,8 @@ def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
         raise Quarantined("; ".join(differences))
 
 
-def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
-    """Credit a payment to the wallet and publish it. Does nothing if this top-up has already been credited.
+def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> bool:
+    """Credit a payment to the wallet, publish it and return True. False if this top-up has already been credited.
 
     The top-up may be in any other state: an expired page can still be paid.
     """
@@ -171,7 +173,7 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
         description=gettext_noop("Top-up"),
     )
     if not is_new:
-        return
+        return False
     top_up.state = TopUp.States.PAID
     top_up.paid_at = parse_timestamp(at)
     top_up.payment_intent = top_up.payment_intent or str(intent or "")
@@ -179,6 +181,7 @@ def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> None:
     top_up.save(update_fields=["state", "paid_at", "payment_intent", "failure"])
     data = {"amount_minor": top_up.amount_minor, "currency": top_up.account.currency}
     notifications.publish(organization=top_up.account.owner, kind="wallet.topped_up", data=data)
+    return True
 
 
 def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> None:

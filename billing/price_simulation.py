@@ -13,9 +13,8 @@ from typing import Any
 
 from billing import pricing
 from billing.costs import Month
-from billing.models import Price, PriceBook, Receipt
+from billing.models import Hold, Price, PriceBook, Receipt
 from billing.pricebooks import price_name, price_rows
-from billing.storage_charges import STORAGE_PREFIX
 from billing.usage import Usage
 from console.accounts.models import Organization
 
@@ -107,7 +106,7 @@ def simulate_month(*, book: PriceBook, month: Month) -> Simulation:
     customers: dict[int, CustomerSimulation] = {}
     receipts = (
         Receipt.objects.filter(currency=book.currency, created_at__gte=month.start, created_at__lt=month.end)
-        .exclude(hold__reference__startswith=STORAGE_PREFIX)  # storage charges are not runs
+        .exclude(hold__reference__startswith=Hold.STORAGE_PREFIX)  # storage charges are not runs
         .select_related("hold__quote", "organization")
         .prefetch_related("hold__extensions__quote")
         .order_by("pk")

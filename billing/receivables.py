@@ -87,14 +87,24 @@ def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, 
 
 
 @transaction.atomic
-def write_off(*, account: Account, amount_minor: int, reason: str, user: User) -> WriteOff:
-    """Write off all or a part of an organization's debt. Raises NotAllowed, WriteOffRefused (with its field)."""
+def write_off(
+    *, account: Account, amount_minor: int, reason: str, user: User, newest_seen: int | None = None
+) -> WriteOff:
+    """Write off all or a part of an organization's debt.
+
+    `newest_seen` is the id of the newest write-off, of any debt, when the user's page was made. If this debt was
+    written off since, the call is refused, so a form that is submitted twice writes off once. Raises NotAllowed,
+    WriteOffRefused (with its field).
+    """
     if not user.has_perm("billing.add_writeoff"):
         raise NotAllowed
     # Debts only change while the wallet is locked.
     wallet = Account.objects.select_for_update(no_key=True).get(
         organization=account.organization_id, kind=Account.Kinds.WALLET, currency=account.currency
     )
+    debt = ledger.receivable_account(wallet)
+    if newest_seen is not None and debt.write_offs.filter(pk__gt=newest_seen).exists():
+        raise WriteOffRefused(_("This debt was written off in the meantime. Check the amount owed and try again."))
     owed = owed_minor(wallet)
     if not 1 <= amount_minor <= owed:
         sentence = _("The amount must be at most %(owed)s, the amount owed.") % {"owed": money(owed, wallet.currency)}
@@ -102,7 +112,6 @@ def write_off(*, account: Account, amount_minor: int, reason: str, user: User) -
     if not reason.strip():
         sentence = _("Enter a reason. It is kept with the write-off.")
         raise WriteOffRefused(sentence, fields={"reason": sentence})
-    debt = ledger.receivable_account(wallet)
     row = WriteOff.objects.create(account=debt, amount_minor=amount_minor, reason=reason.strip()[:255], written_by=user)
     ledger.post(
         reference=f"write-off:{row.pk}",

@@ -195,7 +195,6 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
 
 def _debit_wallet(row: Refund) -> None:
     """Debit a refund, and switch automatic top-ups off, which would charge the refunded amount again."""
-    AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
     receivables.withdraw(
         account=row.top_up.account,
         amount_minor=row.amount_minor,
@@ -203,14 +202,16 @@ def _debit_wallet(row: Refund) -> None:
         kind="refund",
         description=gettext_noop("Refund of a top-up"),
     )
+    AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
 
 
 def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = None, failure: str = "") -> None:
     """Change the state of a refund. FAILED returns the money to the wallet and is final.
 
+    A refund that succeeded can only fail: any other state was read before it succeeded.
     `refund_id` is the provider's id, which is stored if the row has none; None if it is not known.
     """
-    if row.state == Refund.States.FAILED:
+    if row.state == Refund.States.FAILED or (row.state == Refund.States.SUCCEEDED and state != Refund.States.FAILED):
         return
     if state == Refund.States.FAILED:
         receivables.pay_in(

@@ -38,8 +38,6 @@ an email about that job. Two months are enough to notice the emails and pay, or 
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400
-STORAGE_PREFIX = "storage:"
-"""Start of the references of holds that paid for storage. References of jobs and sweeps never start with it."""
 
 
 def storage_price(currency: str) -> Decimal | None:
@@ -158,7 +156,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     hold = Hold.objects.create(
         account=account,
         quote=quote,
-        reference=f"{STORAGE_PREFIX}{account.pk}:{number}",
+        reference=f"{Hold.STORAGE_PREFIX}{account.pk}:{number}",
         amount_minor=amount_minor,
         metered_minor=amount_minor,
         charged_minor=amount_minor,

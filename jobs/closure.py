@@ -95,14 +95,16 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
         raise InvalidInput(fields={"confirmation": sentence})
     account = billing.wallet(organization)
     if account:
-        payments.close_pages(account=account)  # before the transaction, because it calls the payment provider
+        # Both before the transaction: the first calls the payment provider, and the second locks accounts, which
+        # `invoices.issue` locks only after the series of invoices.
+        payments.close_pages(account=account)
+        storage_charges.collect(account=account)
     with transaction.atomic():
         services.lock(organization)
         if existing := closure_of(organization):
             return existing
         reasons = obstacles(organization, with_payment_pages=True)
         if account:
-            storage_charges.collect(account=account)
             # The invoice is issued now, so that the owner can still download it, and the tax is known before money is
             # paid back.
             invoices.issue(organization=organization, user=membership.user)

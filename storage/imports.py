@@ -115,7 +115,7 @@ def start_import(
         _check_url(url)
     with transaction.atomic():
         # Concurrent calls wait here, so they cannot exceed MAX_OPEN together.
-        Organization.objects.select_for_update().get(pk=dataset.organization_id)
+        Organization.objects.select_for_update(no_key=True).get(pk=dataset.organization_id)
         if open_imports().filter(dataset__organization=dataset.organization_id).count() >= MAX_OPEN:
             message = _("Your organization has %(count)d imports in progress. Wait for one to end.")
             raise InvalidInput(message % {"count": MAX_OPEN})

@@ -57,7 +57,7 @@ def start_import(
     git_fill(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
         # Concurrent calls wait here, so they cannot use one name twice or exceed MAX_OPEN together.
-        Organization.objects.select_for_update().get(pk=organization.pk)
+        Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
         others = open_imports().filter(organization=organization)
         if selectors.workspaces_for(organization).filter(name=name).exists() or others.filter(name=name).exists():
             raise NameTaken

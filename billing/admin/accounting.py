@@ -57,6 +57,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the form of a credit note, with an amount for each line. On POST, issue the note."""
         invoice = get_object_or_404(models.Invoice, pk=object_id)
+        notes_seen = invoice.notes.count()  # before the lines are read, which must not be older: see `invoices.correct`
         typed = {name: request.POST.get(name, "").strip() for name in request.POST if name.startswith("line-")}
         error = ""
         if request.method == "POST":
@@ -98,7 +99,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
                 "invoice": invoice,
                 "rows": rows,
                 "error": error,
-                "notes_seen": invoice.notes.count(),  # a hidden field: see `invoices.correct`
+                "notes_seen": notes_seen,  # a hidden field
                 "reason": request.POST.get("reason", ""),
                 "back": reverse("admin:billing_invoice_change", args=[invoice.pk]),
             },

@@ -127,6 +127,7 @@ class VoucherForm(AmountForm):
     class Meta:
         model = models.Voucher
         exclude = ("amount_minor",)
+        help_texts = {"max_uses_each": _("The limit also applies to each person, in all their organizations.")}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -136,6 +137,17 @@ class VoucherForm(AmountForm):
     def currency(self, data: dict[str, Any]) -> str:
         """Return the typed currency, or the stored one if it is read-only."""
         return str(data.get("currency", self.instance.currency)).upper()
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse fewer uses than there were. Locks the voucher, so that no redemption is counted meanwhile."""
+        data = super().clean()
+        current = models.Voucher.objects.select_for_update(no_key=True).filter(pk=self.instance.pk).first()
+        if current:
+            self.instance.uses = current.uses
+        if data.get("max_uses", self.instance.uses) < self.instance.uses:
+            sentence = _("The limit must be at least %(uses)d, the number of uses so far.")
+            self.add_error("max_uses", sentence % {"uses": self.instance.uses})
+        return data
 
 
 @admin.register(models.Voucher)

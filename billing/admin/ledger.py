@@ -45,8 +45,15 @@ class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
         return format_html('<a href="{}">{}</a>', url, label)
 
 
+def _newest_write_off() -> int:
+    """Return the id of the newest write-off, 0 if there is none: see `receivables.write_off`."""
+    return models.WriteOff.objects.values_list("pk", flat=True).first() or 0
+
+
 class WriteOffForm(AmountForm):
-    """The form of a write-off."""
+    """The form of a write-off. Submitting it twice writes off once."""
+
+    newest_seen = forms.IntegerField(widget=forms.HiddenInput, initial=_newest_write_off)
 
     class Meta:
         model = models.WriteOff
@@ -85,8 +92,10 @@ class WriteOffAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold p
     search_fields = ("account__organization__name", "reason")
 
     def get_fields(self, _request: HttpRequest, obj: models.WriteOff | None = None) -> Sequence[Any]:
-        """Show the amount as an input only when adding."""
-        return self._with_formatted_amounts(self.list_display) if obj else ("account", "amount", "reason")
+        """Show the amount as an input, and the hidden field, only when adding."""
+        return (
+            self._with_formatted_amounts(self.list_display) if obj else ("account", "amount", "reason", "newest_seen")
+        )
 
     def has_change_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
         """Never allowed."""
@@ -96,11 +105,15 @@ class WriteOffAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold p
         """Never allowed."""
         return False
 
-    def save_model(self, request: HttpRequest, obj: models.WriteOff, _form: ModelForm[Any], _change: Any) -> None:
+    def save_model(self, request: HttpRequest, obj: models.WriteOff, form: ModelForm[Any], _change: Any) -> None:
         """Write the debt off through the service."""
         try:
             row = receivables.write_off(
-                account=obj.account, amount_minor=obj.amount_minor, reason=obj.reason, user=cast("User", request.user)
+                account=obj.account,
+                amount_minor=obj.amount_minor,
+                reason=obj.reason,
+                user=cast("User", request.user),
+                newest_seen=form.cleaned_data["newest_seen"],
             )
         except WriteOffRefused as error:  # the debt changed since the form was checked
             messages.error(request, str(error.message))

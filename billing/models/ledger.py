@@ -94,6 +94,9 @@ class Hold(models.Model):
         SETTLED = "settled", _("settled")
         RELEASED = "released", _("released")
 
+    STORAGE_PREFIX = "storage:"
+    """Start of the references of holds that paid for storage. References of jobs and sweeps never start with it."""
+
     account = models.ForeignKey(Account, models.PROTECT, related_name="holds", verbose_name=_("account"))
     quote = models.OneToOneField(Quote, models.PROTECT, related_name="hold", verbose_name=_("quote"))
     reference = models.CharField(_("reference"), max_length=64, unique=True)

@@ -100,8 +100,9 @@ class Handler(BaseHTTPRequestHandler):
         self._json(response.status, response.body, **headers)
 
     def _body(self) -> str:
-        length = min(int(self.headers.get("Content-Length") or 0), MAX_BODY_BYTES)
-        return self.rfile.read(length).decode(errors="replace")
+        length = self.headers.get("Content-Length", "")
+        size = min(int(length), MAX_BODY_BYTES) if length.isdecimal() else 0
+        return self.rfile.read(size).decode(errors="replace")
 
     def _show_payment(self, session_id: str, error: str = "") -> None:
         session = self.provider.session(session_id)

@@ -250,9 +250,8 @@ def close_account(*, user: User) -> None:
         raise SoleOwner(_("Administrators can't delete their own account. Ask another administrator."))
     with transaction.atomic():
         # Locked, so that two owners who delete their accounts at once cannot leave an organization without an owner.
-        organizations = list(
-            Organization.objects.select_for_update(of=("self",)).filter(memberships__user=user).order_by("pk")
-        )
+        rows = Organization.objects.select_for_update(of=("self",), no_key=True)
+        organizations = list(rows.filter(memberships__user=user).order_by("pk"))
         closing_ids = set(
             Closure.objects.filter(organization__in=organizations).values_list("organization_id", flat=True)
         )
@@ -438,8 +437,11 @@ def _insert_organization(name: str) -> Organization:
 
 
 def lock(organization: Organization) -> None:
-    """Lock the organization's row for this transaction: two owners who demote each other must not both succeed."""
-    Organization.objects.select_for_update().get(pk=organization.pk)
+    """Lock the organization's row for this transaction: two owners who demote each other must not both succeed.
+
+    Rows that reference it can still be inserted (`no_key`), also by those who hold a lock that the caller wants next.
+    """
+    Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
 
 
 def _require_another_owner(membership: Membership) -> None:

@@ -13,7 +13,7 @@ from django.contrib.auth.models import Permission
 from django.urls import reverse
 from django.utils import timezone
 
-from billing import credit, events, ledger, pricebooks, receivables, refunds
+from billing import credit, events, invoices, ledger, pricebooks, receivables, refunds
 from billing.admin.ledger import WriteOffForm
 from billing.models import (
     Account,
@@ -221,10 +221,12 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
     debt = ledger.receivable_account(account)
     other, clean = UserFactory(is_superuser=True), WriteOffForm.clean
 
+    def form(amount):
+        values = {"account": debt.pk, "amount": amount, "reason": "The company closed"}
+        return form_of(text(admin.get(address("writeoff", "add")))) | values
+
     def add(amount):
-        return admin.post(
-            address("writeoff", "add"), {"account": debt.pk, "amount": amount, "reason": "The company closed"}
-        )
+        return admin.post(address("writeoff", "add"), form(amount))
 
     def clean_slowly(form):
         data = clean(form)
@@ -235,17 +237,21 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
     with monkeypatch.context() as patched:
         patched.setattr(WriteOffForm, "clean", clean_slowly)
         add("30")
-    assert "at most $10.00" in text(admin.get(address("writeoff", "changelist")))  # the refusal, as a message
+    assert "off in the meantime" in text(admin.get(address("writeoff", "changelist")))  # the refusal, as a message
     assert WriteOff.objects.get().written_by == other
     assert "Write off up to $10.00" in text(admin.get(address("account", "change", debt.pk)))
-    assert add("10").status_code == 302
-    row = WriteOff.objects.get(written_by=admin.user)
-    assert (row.amount_minor, row.reason) == (1000, "The company closed")
+    twice = form("4")
+    for _ in range(2):
+        assert admin.post(address("writeoff", "add"), twice).status_code == 302
+    assert WriteOff.objects.get(written_by=admin.user).amount_minor == 400
+    assert add("6").status_code == 302
+    row = WriteOff.objects.filter(written_by=admin.user).first()
+    assert (row.amount_minor, row.reason) == (600, "The company closed")
     debt.refresh_from_db()
     assert debt.posted_minor == 0
     assert add("10").status_code == 200  # refused: the form offers only accounts that owe something
     assert_locked(admin, row, amount_minor=1)
-    assert WriteOff.objects.count() == 2
+    assert WriteOff.objects.count() == 3
     assert "Nothing is owed on this account." in text(admin.get(address("account", "change", debt.pk)))
 
 
@@ -290,13 +296,18 @@ def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keep
     admin.post(address("voucher", "change", voucher.pk), form | changes | no_grants)
     voucher.refresh_from_db()
     assert (voucher.code, voucher.amount_minor, voucher.reason) == (code, 500, "Now so")
+    Voucher.objects.update(uses=2)
+    answer = admin.post(address("voucher", "change", voucher.pk), form | no_grants | {"max_uses": 1})
+    assert answer.context["adminform"].form.errors.keys() == {"max_uses"}
     assert admin.post(address("voucher", "delete", voucher.pk), {"post": "yes"}).status_code == 403
     act(admin, "voucher", "end", voucher)
     voucher.refresh_from_db()
     assert not voucher.is_active
 
 
-def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permission_of_its_own(admin, account):
+def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permission_of_its_own(
+    admin, account, monkeypatch
+):
     run(account, 100)
     run(account, 50, "#2 other.py")
     invoice = issue(account)
@@ -316,11 +327,20 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
     assert f"{note.number} was issued." in text(answer)
     assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
     assert "Another credit note was issued in the meantime" in text(correct("0.4"))
+    correctable_lines = invoices.correctable_lines
+
+    def lines_that_are_outdated_at_once(invoice):
+        lines = correctable_lines(invoice)
+        invoices.correct(invoice=invoice, amounts={invoice.lines.first().pk: 1}, reason="Faster", user=None)
+        return lines
+
+    monkeypatch.setattr(invoices, "correctable_lines", lines_that_are_outdated_at_once)
+    assert '<input type="hidden" name="notes_seen" value="1">' in text(admin.get(page))
     reader = UserFactory(is_staff=True)
     reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
     admin.force_login(reader)
     assert admin.get(address("invoice", "change", invoice.pk)).status_code == 200
     assert correct("0.4", notes_seen=1).status_code == 403
-    assert Invoice.objects.filter(kind="note").count() == 1
+    assert Invoice.objects.filter(kind="note").count() == 2
     account.refresh_from_db()
-    assert account.posted_minor == 10_000 - 150 + 40
+    assert account.posted_minor == 10_000 - 150 + 40 + 1

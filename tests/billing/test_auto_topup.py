@@ -6,16 +6,18 @@ from datetime import timedelta
 
 import pytest
 from django.core import mail
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from billing import auto_topup, customers, payment_emails
+from billing import auto_topup, customers, gateway, payment_emails, receivables, refunds
 from billing.models import AutoTopUp, TopUp
 from console.accounts.models import ServiceActivation
 from tests.billing.paying import balance, forget_idempotency_keys, switch_on_auto_top_ups
+from tests.factories.accounts import UserFactory
 from tests.factories.billing import paid_top_up
 from tests.provider import FAILS_LATER
-from tests.racing import together
+from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
 
@@ -70,6 +72,15 @@ class TestPeriodicTask:
                 auto_topup.run_due()  # the second time a payment is open
             assert automatic().count() == min(number + 1, auto_topup.MAX_PER_DAY)
             provider.deliver()
+
+    def test_inserts_nothing_while_an_old_payment_is_open(self, top_up):
+        """The insert would wait for the transaction that ends the payment, which waits for the lock of the settings."""
+        setup = switch_on_auto_top_ups(top_up)
+        auto_topup.run_due()
+        automatic().update(created_at=timezone.now() - timedelta(days=2))
+        with CaptureQueriesContext(connection) as queries:
+            assert auto_topup.create_if_due(setup_pk=setup.pk) is None
+        assert not [query["sql"] for query in queries if query["sql"].startswith("INSERT")]
 
     @pytest.mark.parametrize(
         ("when", "hours"),
@@ -129,6 +140,8 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
         auto_topup.run_due()
         provider.deliver()
         AutoTopUp.objects.update(retry_at=timezone.now())
+    paid = automatic().get(state=TopUp.States.PAID)
+    auto_topup.apply_intent(gateway.fetch_object("payment_intent", paid.payment_intent), livemode=False)  # once more
     setup.refresh_from_db()
     assert (setup.is_on, setup.failures) == (False, auto_topup.MAX_FAILURES)
     assert automatic().count() == 2 + auto_topup.MAX_FAILURES  # with the failed and the paid one from above
@@ -158,3 +171,29 @@ def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(t
     assert isinstance(other, OperationalError)
     assert "lock timeout" in str(other)
     assert automatic().count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_wallet_is_locked_before_its_settings(provider, top_up, monkeypatch):
+    """Disputes and closings lock the wallet first, so the other order in payments and refunds can deadlock."""
+    switch_on_auto_top_ups(top_up)
+    seen = []
+
+    @transaction.atomic
+    def lock_settings():
+        return AutoTopUp.objects.select_for_update(nowait=True).get()
+
+    def checked(move_money):
+        def check_and_move(**options):
+            seen.extend(together(lock_settings))
+            return move_money(**options)
+
+        return check_and_move
+
+    monkeypatch.setattr(receivables, "pay_in", checked(receivables.pay_in))
+    monkeypatch.setattr(receivables, "withdraw", checked(receivables.withdraw))
+    auto_topup.run_due()
+    provider.deliver()
+    refunds.refund(top_up=top_up, amount_minor=1000, reason="Asked for", user=UserFactory())
+    assert len(seen) == 2
+    assert raised(seen) == []

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 from django.utils import timezone
 
-from billing import costs
+from billing import costs, storage_charges
 from tests.billing.runs import backdate, run
 from tests.factories.accounts import MembershipFactory
-from tests.factories.billing import wallet
+from tests.factories.billing import book, wallet
 
 pytestmark = pytest.mark.django_db
 
@@ -32,6 +32,9 @@ def test_costs_are_divided_by_member_workspace_or_node_spec(account):
     run(account, 50)
     assert ("", 50) in [row[:2] for row in named("workspace")]  # runs without the label
     assert costs.spent_minor(account.organization, month) == 450
+    book(storage="300")
+    storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)
+    assert ("", 350, 1) in [row[:3] for row in named("workspace")]  # a charge for storage is no run
     other = wallet(balance_minor=1000).organization
     assert (costs.spent_minor(other, month), costs.spending(other, month)) == (0, [])
 

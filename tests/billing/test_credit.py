@@ -12,6 +12,7 @@ from django.utils import timezone
 from billing import credit
 from billing.errors import InsufficientFunds, VoucherRefused
 from billing.models import Account, BillingPolicy, CreditGrant, CreditUse, Transaction, Voucher
+from console.accounts.models import User
 from tests.billing.runs import buy, give_credit, run, settle
 from tests.caching import clear_cache
 from tests.factories.accounts import MembershipFactory, UserFactory
@@ -115,8 +116,8 @@ def voucher(db) -> Voucher:
     )
 
 
-def redeem(account: Account, code: str = "WELCOME25") -> CreditGrant:
-    return credit.redeem(account=account, code=code, user=UserFactory())
+def redeem(account: Account, code: str = "WELCOME25", user: User | None = None) -> CreditGrant:
+    return credit.redeem(account=account, code=code, user=user or UserFactory())
 
 
 def test_a_voucher_gives_credit_unless_it_cannot_be_redeemed(account, voucher):
@@ -139,6 +140,8 @@ def test_a_voucher_gives_credit_unless_it_cannot_be_redeemed(account, voucher):
     assert balances(account) == (12_500, 2500, 10_000)
     assert (lot.source, lot.reason, lot.voucher) == ("voucher", "Welcome", voucher)
     assert lot.received_by is not None
+    with pytest.raises(VoucherRefused, match="You have used"):
+        redeem(wallet(), user=lot.received_by)  # the same person in another organization
     assert 29 * DAY < lot.expires_at - timezone.now() <= 30 * DAY
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from smtplib import SMTPNotSupportedError, SMTPRecipientsRefused
 
 import pytest
@@ -9,11 +10,12 @@ from django.core import mail
 from django.core.mail.backends import locmem
 from django.utils import timezone
 
-from billing import emails, invoices, receivables
+from billing import emails, invoices, receivables, storage_charges
 from billing.models import InvoiceMail
 from console.accounts.roles import Role
 from tests.billing.runs import run
 from tests.factories.accounts import MembershipFactory
+from tests.factories.billing import book
 from tests.racing import together
 
 pytestmark = pytest.mark.django_db
@@ -21,8 +23,10 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def invoice(account, owner):
-    """A monthly invoice of one run."""
-    run(account, 1250, member=owner)
+    """A monthly invoice of one run and of storage."""
+    run(account, 950, member=owner)
+    book(storage="300")
+    storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)
     return invoices.issue(organization=account.organization, until=timezone.now())
 
 
@@ -40,7 +44,7 @@ class TestInvoice:
         (message,) = mail.outbox
         assert message.to == [owner.user.email]
         assert message.subject.endswith(f"Invoice {invoice.number} for {account.organization}")
-        for words in ("Total: $12.50", f"/invoices/{invoice.pk}/pdf/?language=en", "No action is needed"):
+        for words in ("Total: $12.50", "Runs: 1\n", f"/invoices/{invoice.pk}/pdf/?language=en", "No action is needed"):
             assert words in message.body
         run(account, 100, member=owner)
         assert invoices.issue(organization=account.organization, user=owner.user) is not None

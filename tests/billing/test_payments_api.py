@@ -6,7 +6,8 @@ import pytest
 from django.utils import timezone
 
 from billing import auto_topup, receivables
-from billing.models import AutoTopUp, TopUp
+from billing.models import AutoTopUp, CreditGrant, StorageBalance, TopUp
+from tests.billing.runs import give_credit
 from tests.factories.billing import book, quote, wallet
 from tests.provider import GOOD
 
@@ -138,6 +139,15 @@ class TestPayingForAQuote:
         account.refresh_from_db()
         assert account.posted_minor == (0 if owed else 100) + due - owed >= offer.ceiling_minor
         assert receivables.owed_minor(account) == 0
+
+    @pytest.mark.usefixtures("provider")
+    def test_counts_no_expired_credit_and_adds_unpaid_storage(self, client, owner, account):
+        lot = give_credit(account, 200, days=1)
+        CreditGrant.objects.filter(pk=lot.pk).update(expires_at=timezone.now())
+        StorageBalance.objects.create(account=account, due_minor=30)
+        offer = quote(account, member=owner, seconds=7 * 3600)
+        assert client("post", f"quotes/{offer.pk}/pay/").status_code == 201
+        assert TopUp.objects.get().amount_minor == 7 * 360 - 100 + 30
 
     @pytest.mark.usefixtures("provider")
     def test_is_refused_if_more_is_missing_than_one_payment_allows(self, client, owner, account, settings):

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing import auto_topup, events, ledger, receivables
+from billing import auto_topup, events, gateway, ledger, receivables
 from billing import refunds as billing_refunds
 from billing.errors import RefundRefused
 from billing.models import AutoTopUp, Refund, StripeEvent, TopUp
@@ -46,6 +46,14 @@ def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up_and_switches_automatic
     with pytest.raises(RefundRefused):
         refund(TopUp.objects.get(), 1)
     assert Refund.objects.count() == 1
+
+
+def test_a_late_answer_does_not_reopen_a_refund_that_succeeded(top_up):
+    row = refund(top_up)
+    assert row.state == Refund.States.SUCCEEDED
+    stale = gateway.fetch_object("refund", row.refund_id) | {"status": "pending"}
+    billing_refunds.apply_refund(stale, livemode=False)
+    assert Refund.objects.values("state", "ended_at").get() == {"state": row.state, "ended_at": row.ended_at}
 
 
 @pytest.mark.parametrize(("when", "is_key_forgotten"), [("before", False), ("after", False), ("after", True)])

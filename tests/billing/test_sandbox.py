@@ -6,6 +6,8 @@ What its payments, refunds and disputes do is tested without a socket, in the te
 from __future__ import annotations
 
 import json
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import stripe
@@ -175,6 +177,10 @@ def test_it_listens_on_loopback_only_requires_its_key_and_refuses_live_keys(serv
     for path in ("/", "/pay/cs_unknown", "/v1/unknown", "/v1/payment_intents/pi_unknown"):
         for method in ("GET", "POST"):
             assert browser.request(method, served.account.base_url + path, headers=right_key).status_code == 404
+    for length in ("-1", "one"):  # httpx refuses to send such a header
+        wrong_length = Request(f"{served.account.base_url}/pay/cs_unknown", b"", {"Content-Length": length})
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(wrong_length, timeout=PATIENCE)
     for key in ("", "Bearer wrong", "Bearer \xe9", "Bearer sk_live_1"):
         headers = {"Authorization": key.encode("latin-1")} if key else {}
         for method, path in (("GET", "/v1/events"), ("POST", "/v1/checkout/sessions")):

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import date, timedelta
 
 import pytest
+from django.db import connection, transaction
 from django.utils import timezone
 
-from billing import credit, payments, refunds
-from billing.models import Account, CreditGrant, Dispute, Refund, TopUp
+from billing import credit, invoices, payments, refunds, storage_charges
+from billing.models import Account, CreditGrant, Dispute, Invoice, Refund, TopUp
 from console.accounts import services
 from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Quota
 from console.accounts.roles import Role
@@ -216,3 +217,39 @@ def test_closing_happens_once_when_several_ask_at_once(provider, member):
     assert AuditEvent.objects.filter(action="organization.closed").count() == 1
     assert not Account.objects.filter(posted_minor__lt=0, kind=Account.Kinds.WALLET).exists()
     assert Quota.objects.get().max_storage_bytes == 0, "an upload in progress could still store files"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_locks_the_series_of_invoices_before_any_account(provider, member, monkeypatch):
+    """Whoever issues an invoice holds the series and waits for accounts, so the other order can deadlock."""
+    book(storage="300")
+    account = wallet(member.organization)
+    storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)
+    pay(provider, member)
+    issue = invoices.issue
+
+    @transaction.atomic
+    def lock_accounts():
+        return list(Account.objects.select_for_update(nowait=True))
+
+    def checked_issue(**options):
+        assert raised(together(lock_accounts)) == []
+        return issue(**options)
+
+    monkeypatch.setattr(invoices, "issue", checked_issue)
+    request(member)
+    assert Invoice.objects.get().total_minor == 300
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_organization_that_is_locked_for_its_closing_can_still_be_referenced(member):
+    """A charge holds the wallet, for which the closing waits, and inserts rows that reference the organization."""
+
+    def grant_without_waiting():
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '200ms'")
+        grant(member)
+
+    with transaction.atomic():
+        services.lock(member.organization)
+        assert raised(together(grant_without_waiting)) == []
