@@ -35,6 +35,7 @@ from runtime.backends.kubernetes.volume import RunFolders
 from runtime.backends.kubernetes.watch import LISTED, Watcher
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.record import STACKS_LIMIT_BYTES
 from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
 
@@ -49,6 +50,9 @@ other machines make."""
 _REPORT_ALL_SECONDS = 3.0
 """Interval at which `changes` reports every running run if storage is not shared. The backend cannot see which of them
 wrote output, and each reported run costs a request for its logs."""
+_MAX_STACKS_BYTES = 16 << 20
+"""Maximum size of the stacks of all ranks that `stacks` returns, since customer code can write these files. A rank's
+real stacks have a few KiB."""
 _CAPACITY_CACHE_SECONDS = 1.0
 """How long a computed capacity is reused. One scheduling pass asks for it several times."""
 
@@ -136,16 +140,18 @@ class KubernetesBackend:
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""
         with self._translate_refusals():
-            self._runs.get_job(name)  # raises RunNotFound
+            state = read_job(self._runs.get_job(name))  # raises RunNotFound
         if self._folders is None:
             return {}
         stacks = {}
-        for file in self._folders.list_files(name, "logs"):
-            rank = file.removeprefix("stacks-").removesuffix(".txt")
-            if rank.isdecimal() and file == f"stacks-{rank}.txt":
-                raw_chunk = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
-                stacks[int(rank)] = raw_chunk.data.decode("utf-8", "replace")
-        return dict(sorted(stacks.items()))
+        free_bytes = _MAX_STACKS_BYTES
+        for rank in range(state.nodes * state.spec.workers):
+            limit = min(STACKS_LIMIT_BYTES, free_bytes)
+            data = self._folders.read(name, "logs", f"stacks-{rank}.txt", 0, limit).data
+            free_bytes -= len(data)
+            if data:
+                stacks[rank] = data.decode("utf-8", "replace")
+        return stacks
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""

@@ -98,16 +98,6 @@ class RunFolders:
         finally:
             os.close(folder_fd)
 
-    def list_files(self, name: str, folder: str) -> list[str]:
-        """Return the names of the files in one of a run's folders; empty if the folder does not exist."""
-        folder_fd = self._open_folder(name, folder)
-        if folder_fd is None:
-            return []
-        try:
-            return os.listdir(folder_fd)  # noqa: PTH208 - pathlib cannot list an open folder
-        finally:
-            os.close(folder_fd)
-
     def fingerprint(self, name: str) -> tuple[int, ...]:
         """Return a value that changes when the run writes logs, records or metrics. It consists of sizes and times.
 

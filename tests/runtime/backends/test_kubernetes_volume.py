@@ -4,10 +4,14 @@ import os
 
 import pytest
 
+from runtime.backends.kubernetes import backend
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.volume import RunFolders
 from runtime.backends.log_chunks import RawChunk
 from runtime.errors import BackendUnavailable
 from runtime.launcher.log_times import PAIR
+from runtime.launcher.record import STACKS_LIMIT_BYTES
 
 
 @pytest.fixture
@@ -62,8 +66,19 @@ def test_files_are_read_from_an_offset(folders):
     assert read(folders, "rank-0.log", 7, 9) == (b"789", True)
     assert read(folders, "rank-0.log", 70, 9) == (b"", True)
     assert read(folders, "rank-1.log", 0, 9) == (b"", True)
-    assert folders.list_files("job-1-1", "logs") == ["rank-0.log"]
-    assert folders.list_files("job-2-1", "logs") == []
+
+
+def test_stacks_are_read_of_the_runs_ranks_only_and_up_to_a_limit(folders, monkeypatch):
+    job = {"metadata": {"name": "job-1-1", "namespace": "runs", "uid": "u"}, "spec": {"completions": 3}}
+    monkeypatch.setattr(Runs, "get_job", lambda *_arguments: job)
+    monkeypatch.setattr(backend, "_MAX_STACKS_BYTES", 3 * STACKS_LIMIT_BYTES // 2)
+    config = ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": str(folders.root)}})
+    for rank in (0, 2, 3, 10**6):
+        with (folders.root / "job-1-1" / "logs" / f"stacks-{rank}.txt").open("wb") as file:
+            file.truncate(1 << 40)  # sparse, so it uses no disk
+    stacks = backend.KubernetesBackend(config=config, root=folders.root).stacks("job-1-1")
+    sizes = {rank: len(text) for rank, text in stacks.items()}
+    assert sizes == {0: STACKS_LIMIT_BYTES, 2: STACKS_LIMIT_BYTES // 2}
 
 
 def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
@@ -118,7 +133,6 @@ def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path)
     (run / "logs").rename(run / "moved")
     (run / "logs").symlink_to(secret)
     assert read(folders, "rank-0.log", 0, 99) == (b"", True)
-    assert folders.list_files("job-1-1", "logs") == []
     (run / "moved" / "rank-2.log").write_text("its own")
     assert read(folders, "rank-2.log", 0, 99, folder="moved") == (b"its own", True)
     run.rename(folders.root / "elsewhere")
