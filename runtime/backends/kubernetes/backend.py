@@ -25,14 +25,14 @@ from runtime.backends.kubernetes.disruptions import DeletionTracker
 from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.logs import RankOutput, extract_rank
 from runtime.backends.kubernetes.notebooks import NotebookTunnels
-from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
+from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, pod_phase, timestamp
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.shells import ShellTunnels
 from runtime.backends.kubernetes.state import JobState, Termination, is_submitted, newest_pods, read_job, read_pod
 from runtime.backends.kubernetes.submission import Submission
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.kubernetes.watch import LISTED, Watcher
+from runtime.backends.kubernetes.watch import LISTED, RunningRuns, Watcher
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.record import STACKS_LIMIT_BYTES
@@ -234,32 +234,30 @@ class KubernetesBackend:
             "pods": self._collection("v1", "pods"),
             "events": self._collection("v1", "events"),
         }
-        running_names: set[str] = set()  # names of runs that may write output; the watcher's threads change it
+        running_runs = RunningRuns()
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:
             """Note which runs may write output, and save the state of Pods that are being deleted."""
+            if kind == "events":
+                return
+            running_runs.observe(kind, change, item)
             if change == LISTED:
                 if kind == "pods":
                     deletions.reset(item["items"])
                 return
-            name = object_labels(item).get(names.RUN_LABEL, "")
             if kind == "jobs":
-                # A Job also leaves the watch, as DELETED, when its run's final status is stored (LIVE_RUN_SELECTOR).
                 if change == "DELETED":
-                    running_names.discard(name)
                     deletions.forget(item["metadata"]["uid"])
                 return
             # Whether the Pod was deleted before any Pod of its run failed.
             was_deleted_first = deletions.observe(change, item)
             if change == "DELETED" or is_deleting(item):
                 self._runs.save_pod(item, was_deleted_first=was_deleted_first)
-            if pod_phase(item) == "Running":
-                running_names.add(name)
 
         watcher = Watcher(self._api, paths, on_change)
         try:
-            yield from self._changes(watcher, running_names, stop_at)
+            yield from self._changes(watcher, running_runs, stop_at)
         finally:
             watcher.close()
 
@@ -436,7 +434,7 @@ class KubernetesBackend:
         except BackendUnavailable:
             return None
 
-    def _changes(self, watcher: Watcher, running_names: set[str], stop_at: float | None) -> Iterator[set[str]]:
+    def _changes(self, watcher: Watcher, running_runs: RunningRuns, stop_at: float | None) -> Iterator[set[str]]:
         """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `stop_at`."""
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
@@ -444,10 +442,10 @@ class KubernetesBackend:
             changed = watcher.wait_for_changes()
             if time.monotonic() >= next_poll_at:
                 if self._folders is None:
-                    changed |= running_names.copy()
+                    changed |= running_runs.sizes().keys()
                     next_poll_at = time.monotonic() + _REPORT_ALL_SECONDS
                 else:
-                    current = {name: self._folders.fingerprint(name) for name in running_names.copy()}
+                    current = {name: self._folders.fingerprint(name) for name in running_runs.sizes()}
                     changed |= {name for name, fingerprint in current.items() if fingerprints.get(name) != fingerprint}
                     fingerprints = current
                     next_poll_at = time.monotonic() + _OUTPUT_POLL_SECONDS
