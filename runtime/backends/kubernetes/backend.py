@@ -445,7 +445,8 @@ class KubernetesBackend:
                     changed |= running_runs.sizes().keys()
                     next_poll_at = time.monotonic() + _REPORT_ALL_SECONDS
                 else:
-                    current = {name: self._folders.fingerprint(name) for name in running_runs.sizes()}
+                    sizes = running_runs.sizes()
+                    current = {name: self._folders.fingerprint(name, *size) for name, size in sizes.items()}
                     changed |= {name for name, fingerprint in current.items() if fingerprints.get(name) != fingerprint}
                     fingerprints = current
                     next_poll_at = time.monotonic() + _OUTPUT_POLL_SECONDS

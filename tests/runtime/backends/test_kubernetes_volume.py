@@ -85,7 +85,7 @@ def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
     raw_chunk = RawChunk(b"0123456789", at_end=True, offset=0)
     times = folders.root / "job-1-1" / "logs" / "rank-0.times"
     times.write_bytes(PAIR.pack(0, 5000))  # offset and milliseconds
-    before = folders.fingerprint("job-1-1")
+    before = folders.fingerprint("job-1-1", 2, 4)
     assert folders.log_times("job-1-1", 0, raw_chunk) == [(0, 5.0)]
     times.rename(tmp_path / "elsewhere")
     for replace in (lambda: times.symlink_to(tmp_path / "elsewhere"), lambda: os.mkfifo(times)):
@@ -93,7 +93,7 @@ def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
         replace()
         assert folders.log_times("job-1-1", 0, raw_chunk) == []
         times.unlink()
-    assert folders.fingerprint("job-1-1") == before, "only the log itself counts"
+    assert folders.fingerprint("job-1-1", 2, 4) == before, "only the log itself counts"
 
 
 def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
@@ -142,17 +142,32 @@ def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path)
 
 def test_a_change_of_content_changes_the_fingerprint(folders):
     run = folders.root / "job-1-1"
-    fingerprints = [folders.fingerprint("job-1-1")]
-    for path, text in (("logs/0", "a"), ("logs/0", "ab"), ("run/metrics.jsonl", "{}"), ("nodes/0.json", "x")):
+    fingerprints = [folders.fingerprint("job-1-1", 2, 4)]
+    for path, text in (
+        ("logs/rank-0.log", "a"),
+        ("logs/rank-0.log", "ab"),
+        ("run/metrics.jsonl", "{}"),
+        ("nodes/0.json", "x"),
+        ("nodes/1.samples.jsonl", "x"),
+    ):
         (run / path).write_text(text)
-        fingerprints.append(folders.fingerprint("job-1-1"))
-    for path in ("logs/1", "logs/2"):
+        fingerprints.append(folders.fingerprint("job-1-1", 2, 4))
+    for path in ("logs/rank-1.log", "logs/rank-3.log"):
         (run / path).symlink_to("/etc/passwd")  # it cannot be opened, but it counts
-        fingerprints.append(folders.fingerprint("job-1-1"))
+        fingerprints.append(folders.fingerprint("job-1-1", 2, 4))
     assert len(set(fingerprints)) == len(fingerprints)
     os.utime(run / "nodes" / "0.json", (1, 1))
-    assert folders.fingerprint("job-1-1") == fingerprints[-1], "a new time alone is no change"
-    assert folders.fingerprint("no-such") == ()
+    assert folders.fingerprint("job-1-1", 2, 4) == fingerprints[-1], "a new time alone is no change"
+    assert folders.fingerprint("no-such", 2, 4) == ()
+
+
+def test_a_fingerprint_looks_at_the_platforms_files_only(folders, monkeypatch):
+    monkeypatch.delattr(os, "listdir")  # customer code may have created any number of files
+    monkeypatch.delattr(os, "scandir")
+    before = folders.fingerprint("job-1-1", 2, 4)
+    for path in ("logs/rank-4.log", "logs/other", "nodes/2.json", "nodes/other"):
+        (folders.root / "job-1-1" / path).write_text("x")
+    assert folders.fingerprint("job-1-1", 2, 4) == before
 
 
 def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
@@ -160,10 +175,10 @@ def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
     log.write_text("a")
     old = log.stat()
     monkeypatch.setattr(os, "stat", lambda *_arguments, **_options: old)  # as an NFS client does for seconds
-    fingerprint = folders.fingerprint("job-1-1")
+    fingerprint = folders.fingerprint("job-1-1", 2, 4)
     with log.open("a") as file:
         file.write("b")
-    assert folders.fingerprint("job-1-1") != fingerprint
+    assert folders.fingerprint("job-1-1", 2, 4) != fingerprint
 
 
 def test_removing_a_run_leaves_the_jobs_checkpoints_and_outputs_which_have_their_own_removal(folders):
