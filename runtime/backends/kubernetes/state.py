@@ -107,12 +107,13 @@ class SpecSummary:
     """Whether the image is one of the platform's own."""
     memory_mib: int = 0
     disk_mib: int = 0
+    """The disk limit; 0 if an older version, which did not always store it, started the run."""
     kind: str = ""
     """The node kind, `RunSpec.node_kind`."""
 
     @classmethod
-    def from_spec(cls, spec: RunSpec) -> SpecSummary:
-        """Summarize a spec."""
+    def from_spec(cls, spec: RunSpec, disk_mib: int) -> SpecSummary:
+        """Summarize a spec. `disk_mib` is the disk limit of a spec that has none."""
         return cls(
             workers=spec.workers_per_node,
             deadline_seconds=spec.deadline_seconds,
@@ -120,7 +121,7 @@ class SpecSummary:
             min_nodes=spec.min_nodes,
             builtin=bool(spec.image.builtin),
             memory_mib=spec.resources.memory_mib,
-            disk_mib=spec.resources.disk_mib,
+            disk_mib=spec.resources.disk_mib or disk_mib,
             kind=spec.node_kind,
         )
 
