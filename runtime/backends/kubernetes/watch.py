@@ -27,8 +27,8 @@ _WATCH_SECONDS = 240
 _BATCH_SECONDS = 0.02
 """How long to collect further changes after the first. The start of a run changes many objects within milliseconds."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
-"""Pause before listing again after an error. It doubles with each error, up to a maximum that bounds how late changes
-are reported after the server's return."""
+"""Pause after the end of a watch and after an error. It doubles until the next event, up to a maximum that bounds how
+late changes are reported after the server's return."""
 
 ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object. The
@@ -134,12 +134,11 @@ class Watcher:
                     retry_seconds = _MIN_RETRY_SECONDS
                     if event["type"] != "BOOKMARK":
                         self._process(kind, event["type"], event["object"], versions)
-            except ResourceVersionExpired:
+            except (ResourceVersionExpired, BackendUnavailable, ApiError):
                 version = ""
-            except (BackendUnavailable, ApiError):
-                version = ""
-                self._closed.wait(retry_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads the consoles' requests
-                retry_seconds = min(retry_seconds * 2, _MAX_RETRY_SECONDS)
+            # Also after a watch that has ended without an error: a proxy may close each one at once.
+            self._closed.wait(retry_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads the consoles' requests
+            retry_seconds = min(retry_seconds * 2, _MAX_RETRY_SECONDS)
 
     def _list(self, kind: str, path: str, query: Mapping[str, str], versions: dict[str, str]) -> str:
         """List the collection, report its differences from `versions`, and return its resourceVersion."""
