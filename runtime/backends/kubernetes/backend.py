@@ -7,6 +7,7 @@ Annotations of the run's Job store the state that must outlive a Pod.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 import time
@@ -172,6 +173,7 @@ class KubernetesBackend:
                 # A kubelet keeps the first grace period that it received. So the Pods are deleted with the shorter one
                 # before the Job controller deletes them.
                 self._runs.terminate(state, termination, grace_end=now + grace_seconds, ends_pods=False)
+                state = dataclasses.replace(state, termination=termination)
                 self._runs.write_stop_file(state, grace_seconds)
                 self._delete_pods(job, grace_seconds)
             self._runs.terminate(state, termination)

@@ -201,6 +201,8 @@ class JobState:
     """Whether the Job controller was asked to end the Pods (`activeDeadlineSeconds` is set)."""
     grace_end: float = 0.0
     """When the Pods must have ended, if a `stop` asked for a shorter grace period than `spec` has; else 0."""
+    version: str = ""
+    """The Job's resourceVersion, which each change of the Job changes; "" matches any."""
 
     @property
     def is_elastic(self) -> bool:
@@ -237,6 +239,7 @@ def read_job(job: Object) -> JobState:
         saved_pods=_saved_pods(annotations),
         is_ending=spec.get("activeDeadlineSeconds") is not None,
         grace_end=float(annotations.get(names.GRACE_END_ANNOTATION, 0.0)),
+        version=meta.get("resourceVersion", ""),
     )
 
 
