@@ -115,7 +115,8 @@ class DiskLimit:
     it. `available_bytes` is the free space at the start, and the limit if it is smaller than `limit_bytes`. It is not
     positive if it is unknown or the disk is full, and then `limit_bytes` is the limit. `open_files` yields the run's
     open files as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and
-    the end are measured. `by_quota`: the limit is the rest of the organization's storage quota.
+    the end are measured. `by_quota`: the limit is the rest of the organization's storage quota. The first
+    `platform_bytes` of `run` do not count: they are for the platform's own files, if it writes such files there.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class DiskLimit:
         open_files: Optional[Callable[[], Iterator[str]]] = None,
         repeats: bool = True,
         by_quota: bool = False,
+        platform_bytes: int = 0,
     ) -> None:
         self._limit_bytes = min(limit_bytes, available_bytes) if available_bytes > 0 else limit_bytes
         self._open_files = open_files
@@ -135,7 +137,8 @@ class DiskLimit:
         self._folders = {name: Path(folder) for name, folder in folders.items()}
         # By the folder's name; empty between two measurements.
         self._measurements: Dict[str, _Measurement] = {}
-        self._initial_bytes: Dict[str, int] = {"run": 0}  # of each folder, at its first measurement
+        # Of each folder, at its first measurement.
+        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}
         self._added_bytes: Dict[str, int] = {}  # since then, at its last measurement
         self._measuring_seconds = 0.0  # how long the current measurement has taken so far
         self._next_measurement_at = 0.0
@@ -213,7 +216,9 @@ class DiskLimit:
                 continue
             # The first measurement sets the size before the run, except for deleted files: those are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
-            self._added_bytes[name] = usage.bytes - initial_bytes
+            added_bytes = usage.bytes - initial_bytes
+            # Room that the platform's files do not use is no room for the other folders.
+            self._added_bytes[name] = max(0, added_bytes) if name == "run" else added_bytes
             is_incomplete |= usage.is_incomplete
             if name == "checkpoints":
                 record.note_checkpoint(usage.newest_mtime)

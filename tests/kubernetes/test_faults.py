@@ -15,8 +15,9 @@ import pytest
 from runtime.backends.kubernetes import client
 from runtime.backends.kubernetes.backend import KubernetesBackend
 from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.state import Termination, read_job
 from runtime.errors import BackendUnavailable, RunNotFound
-from runtime.specs import Framework, Image, Mount, Outcome, PullSecret, Resources, RunPhase, RunSpec
+from runtime.specs import FailureCode, Framework, Image, Mount, Outcome, PullSecret, Resources, RunPhase, RunSpec
 from tests.kubernetes import pod_status
 from tests.kubernetes.api import ENDED
 from tests.kubernetes.controllers import make_node
@@ -264,6 +265,26 @@ def test_a_stop_survives_a_fault_in_any_request(cluster):
         cluster.backend.stop(NAME, GRACE_SECONDS)
         cluster.wait(lambda: cluster.backend.describe(NAME).phase is RunPhase.ENDED)
         assert cluster.backend.describe(NAME).outcome is Outcome.STOPPED
+
+
+def test_the_first_of_two_processes_decides_how_a_run_ends(cluster):
+    """Both have read the Job before either changes it."""
+    cluster.start()
+    runs = cluster.backend._runs
+    job, running = read_job(runs.get_job(NAME)), runs.status(NAME)
+    stopped, preempted = (
+        Termination(Outcome.STOPPED, code, code.value, at=1.0) for code in (FailureCode.STOPPED, FailureCode.PREEMPTED)
+    )
+    runs.terminate(job, stopped, ends_pods=False)
+    runs.terminate(job, preempted)
+    current = read_job(runs.get_job(NAME))
+    assert (current.termination, current.is_ending) == (stopped, True)
+    lost, completed = (
+        dataclasses.replace(running, phase=RunPhase.ENDED, outcome=outcome)
+        for outcome in (Outcome.NODE_LOST, Outcome.COMPLETED)
+    )
+    assert [runs._save_final_status(job, {}, status) for status in (lost, completed)] == [lost, lost]
+    assert runs.status(NAME) == lost
 
 
 def test_a_deletion_survives_a_fault_in_any_request(cluster):

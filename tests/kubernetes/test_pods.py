@@ -114,12 +114,15 @@ def test_an_elastic_run_continues_without_a_lost_pod(cluster_harness, shared_fak
     assert "others []" in cluster_harness.log(2), "no process of the earlier round is left"
 
 
-def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness):
+@pytest.mark.parametrize("folder", ["run", "run-root/new"])
+def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness, folder):
     """The other nodes of the elastic run must not take it for lost: they would continue without it."""
-    source = """
+    source = f"""
     import os, time
     if os.environ["RANK"] == "0":
-        open(os.environ["RUN_DIR"] + "/large", "wb").write(os.urandom(3 << 20))
+        os.makedirs("/trainyard/{folder}", exist_ok=True)
+        with open("/trainyard/{folder}/large", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 400 << 20)  # more than the logs and samples of 3 nodes may have
     time.sleep(600)
     """
     resources = Resources(cpus=0.25, memory_mib=256, disk_mib=1)

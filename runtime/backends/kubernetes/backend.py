@@ -7,6 +7,7 @@ Annotations of the run's Job store the state that must outlive a Pod.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 import time
@@ -25,16 +26,17 @@ from runtime.backends.kubernetes.disruptions import DeletionTracker
 from runtime.backends.kubernetes.launcher_archive import LauncherConfigMaps
 from runtime.backends.kubernetes.logs import RankOutput, extract_rank
 from runtime.backends.kubernetes.notebooks import NotebookTunnels
-from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, object_labels, pod_phase, timestamp
+from runtime.backends.kubernetes.objects import TERMINAL_PHASES, is_deleting, pod_phase, timestamp
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.shells import ShellTunnels
 from runtime.backends.kubernetes.state import JobState, Termination, is_submitted, newest_pods, read_job, read_pod
 from runtime.backends.kubernetes.submission import Submission
 from runtime.backends.kubernetes.volume import RunFolders
-from runtime.backends.kubernetes.watch import LISTED, Watcher
+from runtime.backends.kubernetes.watch import LISTED, RunningRuns, Watcher
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.record import STACKS_LIMIT_BYTES
 from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
 
@@ -49,6 +51,9 @@ other machines make."""
 _REPORT_ALL_SECONDS = 3.0
 """Interval at which `changes` reports every running run if storage is not shared. The backend cannot see which of them
 wrote output, and each reported run costs a request for its logs."""
+_MAX_STACKS_BYTES = 16 << 20
+"""Maximum size of the stacks of all ranks that `stacks` returns, since customer code can write these files. A rank's
+real stacks have a few KiB."""
 _CAPACITY_CACHE_SECONDS = 1.0
 """How long a computed capacity is reused. One scheduling pass asks for it several times."""
 
@@ -136,16 +141,18 @@ class KubernetesBackend:
     def stacks(self, name: str) -> dict[int, str]:
         """See `Backend.stacks`. Empty if storage is not shared."""
         with self._translate_refusals():
-            self._runs.get_job(name)  # raises RunNotFound
+            state = read_job(self._runs.get_job(name))  # raises RunNotFound
         if self._folders is None:
             return {}
         stacks = {}
-        for file in self._folders.list_files(name, "logs"):
-            rank = file.removeprefix("stacks-").removesuffix(".txt")
-            if rank.isdecimal() and file == f"stacks-{rank}.txt":
-                raw_chunk = self._folders.read(name, "logs", file, 0, log_chunks.MAX_LINE_BYTES)
-                stacks[int(rank)] = raw_chunk.data.decode("utf-8", "replace")
-        return dict(sorted(stacks.items()))
+        free_bytes = _MAX_STACKS_BYTES
+        for rank in range(state.nodes * state.spec.workers):
+            limit = min(STACKS_LIMIT_BYTES, free_bytes)
+            data = self._folders.read(name, "logs", f"stacks-{rank}.txt", 0, limit).data
+            free_bytes -= len(data)
+            if data:
+                stacks[rank] = data.decode("utf-8", "replace")
+        return stacks
 
     def stop(self, name: str, grace_seconds: int) -> None:
         """See `Backend.stop`."""
@@ -166,6 +173,7 @@ class KubernetesBackend:
                 # A kubelet keeps the first grace period that it received. So the Pods are deleted with the shorter one
                 # before the Job controller deletes them.
                 self._runs.terminate(state, termination, grace_end=now + grace_seconds, ends_pods=False)
+                state = dataclasses.replace(state, termination=termination)
                 self._runs.write_stop_file(state, grace_seconds)
                 self._delete_pods(job, grace_seconds)
             self._runs.terminate(state, termination)
@@ -228,32 +236,30 @@ class KubernetesBackend:
             "pods": self._collection("v1", "pods"),
             "events": self._collection("v1", "events"),
         }
-        running_names: set[str] = set()  # names of runs that may write output; the watcher's threads change it
+        running_runs = RunningRuns()
         deletions = DeletionTracker()
 
         def on_change(kind: str, change: str, item: Object) -> None:
             """Note which runs may write output, and save the state of Pods that are being deleted."""
+            if kind == "events":
+                return
+            running_runs.observe(kind, change, item)
             if change == LISTED:
                 if kind == "pods":
                     deletions.reset(item["items"])
                 return
-            name = object_labels(item).get(names.RUN_LABEL, "")
             if kind == "jobs":
-                # A Job also leaves the watch, as DELETED, when its run's final status is stored (LIVE_RUN_SELECTOR).
                 if change == "DELETED":
-                    running_names.discard(name)
                     deletions.forget(item["metadata"]["uid"])
                 return
             # Whether the Pod was deleted before any Pod of its run failed.
             was_deleted_first = deletions.observe(change, item)
             if change == "DELETED" or is_deleting(item):
                 self._runs.save_pod(item, was_deleted_first=was_deleted_first)
-            if pod_phase(item) == "Running":
-                running_names.add(name)
 
         watcher = Watcher(self._api, paths, on_change)
         try:
-            yield from self._changes(watcher, running_names, stop_at)
+            yield from self._changes(watcher, running_runs, stop_at)
         finally:
             watcher.close()
 
@@ -430,7 +436,7 @@ class KubernetesBackend:
         except BackendUnavailable:
             return None
 
-    def _changes(self, watcher: Watcher, running_names: set[str], stop_at: float | None) -> Iterator[set[str]]:
+    def _changes(self, watcher: Watcher, running_runs: RunningRuns, stop_at: float | None) -> Iterator[set[str]]:
         """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `stop_at`."""
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0
@@ -438,10 +444,11 @@ class KubernetesBackend:
             changed = watcher.wait_for_changes()
             if time.monotonic() >= next_poll_at:
                 if self._folders is None:
-                    changed |= running_names.copy()
+                    changed |= running_runs.sizes().keys()
                     next_poll_at = time.monotonic() + _REPORT_ALL_SECONDS
                 else:
-                    current = {name: self._folders.fingerprint(name) for name in running_names.copy()}
+                    sizes = running_runs.sizes()
+                    current = {name: self._folders.fingerprint(name, *size) for name, size in sizes.items()}
                     changed |= {name for name, fingerprint in current.items() if fingerprints.get(name) != fingerprint}
                     fingerprints = current
                     next_poll_at = time.monotonic() + _OUTPUT_POLL_SECONDS

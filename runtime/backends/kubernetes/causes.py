@@ -214,7 +214,7 @@ def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
     if _OUT_OF_RESOURCE.match(pod.pod_reason):
         return _cause(pod, _NO_CAPACITY)
     if pod.pod_reason == "Evicted" and _OWN_DISK_LIMIT.search(pod.pod_message):
-        return _cause(pod, _DISK_FULL, data={"limit_mib": job.spec.disk_mib})
+        return _cause(pod, _DISK_FULL, data={"limit_mib": job.spec.disk_mib} if job.spec.disk_mib else {})
     diagnosis = _DISRUPTION_REASONS.get(pod.disruption) or _POD_REASONS.get(pod.pod_reason)
     # A Pod that was deleted before its container started has the same container reasons, but its machine did not
     # restart.

@@ -263,8 +263,10 @@ def _toleration(reader: SettingsReader, kind: str, data: object) -> Toleration:
     """Parse one toleration of a node kind."""
     if not isinstance(data, Mapping) or set(data) - set(Toleration.__dataclass_fields__):
         raise reader.error("tolerations", f"must be a list of objects with key, operator, value, effect for '{kind}'")
+    if not all(isinstance(value, str) for value in data.values()):
+        raise reader.error("tolerations", f"must have strings as its key, operator, value and effect for '{kind}'")
     toleration = Toleration(**data)
-    if not all(isinstance(value, str) for value in data.values()) or toleration.effect not in _EFFECTS:
+    if toleration.effect not in _EFFECTS:
         raise reader.error("tolerations", f"has an unknown effect for '{kind}'")
     if toleration.operator not in {"Equal", "Exists"} or (toleration.operator == "Exists" and toleration.value):
         raise reader.error("tolerations", f"must use the operator Equal, or Exists without a value, for '{kind}'")

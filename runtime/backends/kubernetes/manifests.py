@@ -44,7 +44,7 @@ def job(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_name: 
             "name": spec.name,
             "namespace": names.namespace_of(spec, config),
             "labels": {**run_labels, **({names.QUEUE_LABEL: config.queue} if config.queue else {})},
-            "annotations": {names.SPEC_ANNOTATION: SpecSummary.from_spec(spec).to_json()},
+            "annotations": {names.SPEC_ANNOTATION: SpecSummary.from_spec(spec, config.disk_mib).to_json()},
         },
         "spec": {
             "completions": spec.nodes,

@@ -168,7 +168,7 @@ def _explain_admission(config: ClusterConfig, workload: Object | None) -> Waitin
         (condition.get("message", "") for condition in conditions if condition["type"] == "QuotaReserved"), ""
     )
     sentence = f"Waiting for the queue '{config.queue}' to admit the run. {message}".strip()
-    return Waiting(WaitingCode.ADMISSION, {"queue": config.queue, "detail": message}, sentence)
+    return Waiting(WaitingCode.ADMISSION, {"queue": config.queue, "detail": message[:_MAX_DETAIL_LENGTH]}, sentence)
 
 
 def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
@@ -178,11 +178,17 @@ def _explain_rejected_pods(events: Sequence[Object]) -> Waiting | None:
         return None
     message = messages[-1]
     if "exceeded quota" in message:
-        return Waiting(WaitingCode.QUOTA, {"detail": message}, f"The namespace's quota is used up: {message}")
+        return Waiting(
+            WaitingCode.QUOTA, {"detail": message[:_MAX_DETAIL_LENGTH]}, f"The namespace's quota is used up: {message}"
+        )
     if _POLICY_REFUSAL.search(message):
-        data = {"queue": "", "detail": message}
+        data = {"queue": "", "detail": message[:_MAX_DETAIL_LENGTH]}
         return Waiting(WaitingCode.ADMISSION, data, f"The cluster's policy refuses the run's pods: {message}")
-    return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message}, f"The run's pods cannot be created: {message}")
+    return Waiting(
+        WaitingCode.UNSCHEDULABLE,
+        {"detail": message[:_MAX_DETAIL_LENGTH]},
+        f"The run's pods cannot be created: {message}",
+    )
 
 
 def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
@@ -205,7 +211,7 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
             sentence = f"The container cannot be created: {message}"
             # This obstacle has no code of its own: the customer can do no more about it than about a Pod that fits
             # nowhere.
-            return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message}, sentence)
+            return Waiting(WaitingCode.UNSCHEDULABLE, {"detail": message[:_MAX_DETAIL_LENGTH]}, sentence)
     return None
 
 

@@ -21,6 +21,10 @@ NOTEBOOK_PORT = 8888
 _FIRST_WORKER_PORT = 29600
 """The first of the ports at which TensorFlow's workers listen. They are consecutive; the spare ones for later rounds of
 an elastic run follow."""
+_RANK_FILES_BYTES = 8 << 20
+"""Room for a rank's files in the run's folder beside its log: the log's times (7 MiB after a month) and its stacks."""
+_NODE_FILES_BYTES = 20 << 20
+"""Room for a node's files in the run's folder: samples (16 MiB at most), its launcher's log (1 MiB) and its record."""
 
 
 def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInputs:
@@ -39,10 +43,14 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
     if spec.builtin_script == "notebook":
         topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]  # see `main` of `runtime.launcher.notebook`
     writable_folders = {
-        "run": sandbox.RUN_TARGET,
+        # Not only RUN_DIR: the code can also write to the folders of logs and records, and create others beside them.
+        "run": RUN_ROOT_PATH,
         "checkpoints": sandbox.CHECKPOINT_TARGET,
-        "outputs": sandbox.OUTPUT_TARGET,
     }
+    # Without a key, outputs are a part of the run's folder and already counted. (So are checkpoints, but they must be
+    # in the plan. The runs of jobs have a key.)
+    if spec.checkpoint_key or not config.volume.shared:
+        writable_folders["outputs"] = sandbox.OUTPUT_TARGET
     if any(mount.target == spec.workspace_target and not mount.read_only for mount in spec.mounts):
         writable_folders["workspace"] = spec.workspace_target
     pod_plan = {
@@ -58,6 +66,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "memory_bytes": spec.resources.memory_mib << 20,
         **launch_plan.disk_limit(spec, config.disk_mib),
         "written": writable_folders,
+        "platform_bytes": spec.world_size * (spec.log_limit_bytes + _RANK_FILES_BYTES) + spec.nodes * _NODE_FILES_BYTES,
         "gpus": spec.resources.gpus,
         "python": "",  # the interpreter of the first process
         "builtin_script": spec.builtin_script,

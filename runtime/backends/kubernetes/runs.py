@@ -21,7 +21,13 @@ from runtime.backends.kubernetes.capacity import not_ready_since
 from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, resource_path
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.disruptions import DeletionEvents, event_selectors, read_events, unexplained_deletions
-from runtime.backends.kubernetes.objects import controller_uid, is_deleting, is_owned_by, object_labels
+from runtime.backends.kubernetes.objects import (
+    controller_uid,
+    is_deleting,
+    is_owned_by,
+    object_annotations,
+    object_labels,
+)
 from runtime.backends.kubernetes.outcome import derive_status
 from runtime.backends.kubernetes.state import (
     JobState,
@@ -31,6 +37,7 @@ from runtime.backends.kubernetes.state import (
     dump_status,
     is_existing_run,
     is_submitted,
+    load_status,
     newest_pods,
     read_job,
     read_pod,
@@ -52,6 +59,8 @@ _MAX_CACHED_KEYS = 10_000
 _EVENT_CACHE_SECONDS = 1.0
 """How long a namespace's warnings are reused. Each pending run is described about every second, and needs them each
 time."""
+_PATCH_TRIES = 10
+"""Tries to patch a Job that others change at the same time. Its controller changes it a few times a second at most."""
 _MAX_SAVED_PODS = 24
 """Deleted Pods are saved for the nodes below this number. A saved Pod takes up to 6 KiB with its termination message,
 and a Job's annotations hold at most 256 KiB, including the final status."""
@@ -127,9 +136,7 @@ class Runs:
                 status = derive_status(
                     state, pods, records, now=now, unreachable_since=unreachable_since, events=events
                 )
-            if status.phase is RunPhase.ENDED:
-                self._save_final_status(state, pods, status)
-            return status
+            return self._save_final_status(state, pods, status) if status.phase is RunPhase.ENDED else status
         waiting = self._explain(job, state, pod_objects) if status.phase is RunPhase.STARTING else None
         if waiting is not None:
             status = dataclasses.replace(
@@ -163,9 +170,12 @@ class Runs:
         change: dict[str, Any] = {"activeDeadlineSeconds": 1} if ends_pods else {}
         if job.suspended and ends_pods:
             change["parallelism"] = 0  # if Kueue resumed the Job now, it would start no Pods
-        annotations = {} if job.termination is not None else {names.TERMINATION_ANNOTATION: termination.to_json()}
-        if grace_end:
-            annotations[names.GRACE_END_ANNOTATION] = repr(grace_end)
+        annotations = {names.GRACE_END_ANNOTATION: repr(grace_end)} if grace_end else {}
+        if job.termination is None:
+            stored = {**annotations, names.TERMINATION_ANNOTATION: termination.to_json()}
+            patch = {"metadata": {"annotations": stored}, "spec": change}
+            if self._patch_once(job, names.TERMINATION_ANNOTATION, patch) is None:
+                return
         self._patch_job(job, {"metadata": {"annotations": annotations}, "spec": change})
 
     def write_stop_file(self, job: JobState, grace_seconds: int) -> None:
@@ -342,8 +352,11 @@ class Runs:
         if annotations:
             self._patch_job(job, {"metadata": {"annotations": annotations}})
 
-    def _save_final_status(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus) -> None:
-        """Store how the run ended, and delete Pods whose machine does not respond."""
+    def _save_final_status(self, job: JobState, pods: Mapping[int, PodState], status: RunStatus) -> RunStatus:
+        """Store how the run ended, unless another process has, and delete Pods whose machine does not respond.
+
+        Returns the stored status.
+        """
         # The final status replaces the saved Pods; None removes an annotation.
         outdated: dict[str, str | None] = {f"{names.POD_ANNOTATION_PREFIX}{node}": None for node in job.saved_pods}
         change: dict[str, Any] = {
@@ -356,13 +369,40 @@ class Runs:
         unended = [] if job.end_condition else [pod for pod in pods.values() if not pod.ended]
         if unended:
             change["spec"] = {"activeDeadlineSeconds": 1}
-        self._patch_job(job, change)
+        stored = self._patch_once(job, names.FINAL_STATUS_ANNOTATION, change)
         for pod in unended:
             # With a grace period of 0 the API server removes the Pod without waiting for its kubelet.
             path = resource_path("v1", "pods", job.namespace, pod.name)
             # If this fails, the Pod stays until its machine returns or is removed from the cluster.
             with contextlib.suppress(ApiError, BackendUnavailable):
                 self._api.delete(path, grace_seconds=0, uid=pod.uid)
+        return status if stored is None else load_status(stored)
+
+    def _patch_once(self, job: JobState, annotation: str, change: Object) -> str | None:
+        """Patch this Job, unless another process has set the annotation since `job` was read; then return its value.
+
+        Does nothing and returns None if the Job was deleted. Raises BackendUnavailable.
+        """
+        path = resource_path("batch/v1", "jobs", job.namespace, job.name)
+        meta = {**change["metadata"], "uid": job.uid, "resourceVersion": job.version}
+        for _ in range(_PATCH_TRIES):
+            try:
+                self._api.patch(path, {**change, "metadata": meta})
+            except ApiError as error:
+                if error.status not in {404, 409}:
+                    raise BackendUnavailable(
+                        f"The Job of the run '{job.name}' could not be changed: {error}"
+                    ) from error
+            else:
+                return None
+            current = self._api.find(path)
+            if current is None or current["metadata"]["uid"] != job.uid:
+                return None
+            value = object_annotations(current).get(annotation)
+            if value:
+                return value
+            meta["resourceVersion"] = current["metadata"]["resourceVersion"]
+        raise BackendUnavailable(f"The Job of the run '{job.name}' changes too often.")
 
     def _patch_job(self, job: JobState, change: Object) -> None:
         """Patch this Job; do nothing if it was deleted or another Job has its name now. Raises BackendUnavailable."""

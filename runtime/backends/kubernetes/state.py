@@ -107,12 +107,13 @@ class SpecSummary:
     """Whether the image is one of the platform's own."""
     memory_mib: int = 0
     disk_mib: int = 0
+    """The disk limit; 0 if an older version, which did not always store it, started the run."""
     kind: str = ""
     """The node kind, `RunSpec.node_kind`."""
 
     @classmethod
-    def from_spec(cls, spec: RunSpec) -> SpecSummary:
-        """Summarize a spec."""
+    def from_spec(cls, spec: RunSpec, disk_mib: int) -> SpecSummary:
+        """Summarize a spec. `disk_mib` is the disk limit of a spec that has none."""
         return cls(
             workers=spec.workers_per_node,
             deadline_seconds=spec.deadline_seconds,
@@ -120,7 +121,7 @@ class SpecSummary:
             min_nodes=spec.min_nodes,
             builtin=bool(spec.image.builtin),
             memory_mib=spec.resources.memory_mib,
-            disk_mib=spec.resources.disk_mib,
+            disk_mib=spec.resources.disk_mib or disk_mib,
             kind=spec.node_kind,
         )
 
@@ -200,6 +201,8 @@ class JobState:
     """Whether the Job controller was asked to end the Pods (`activeDeadlineSeconds` is set)."""
     grace_end: float = 0.0
     """When the Pods must have ended, if a `stop` asked for a shorter grace period than `spec` has; else 0."""
+    version: str = ""
+    """The Job's resourceVersion, which each change of the Job changes; "" matches any."""
 
     @property
     def is_elastic(self) -> bool:
@@ -236,6 +239,7 @@ def read_job(job: Object) -> JobState:
         saved_pods=_saved_pods(annotations),
         is_ending=spec.get("activeDeadlineSeconds") is not None,
         grace_end=float(annotations.get(names.GRACE_END_ANNOTATION, 0.0)),
+        version=meta.get("resourceVersion", ""),
     )
 
 

@@ -31,8 +31,6 @@ _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 _MAX_UNCACHED_FILES = 16
 """Files per folder for which `fingerprint` asks the storage server each time. Each such file costs one round trip
 per second. 16 are enough for the logs of a usual machine's ranks."""
-_MAX_FINGERPRINT_FILES = 1000
-"""Files per folder that `fingerprint` considers, since customer code could create any number. Runs have far fewer."""
 
 
 class RunFolders:
@@ -98,28 +96,28 @@ class RunFolders:
         finally:
             os.close(folder_fd)
 
-    def list_files(self, name: str, folder: str) -> list[str]:
-        """Return the names of the files in one of a run's folders; empty if the folder does not exist."""
-        folder_fd = self._open_folder(name, folder)
-        if folder_fd is None:
-            return []
-        try:
-            return os.listdir(folder_fd)  # noqa: PTH208 - pathlib cannot list an open folder
-        finally:
-            os.close(folder_fd)
-
-    def fingerprint(self, name: str) -> tuple[int, ...]:
+    def fingerprint(self, name: str, nodes: int, ranks: int) -> tuple[int, ...]:
         """Return a value that changes when the run writes logs, records or metrics. It consists of sizes and times.
 
-        Only values of the same process are comparable: Python's `hash` of a name differs between processes.
+        Looks at the platform's own files only: customer code can create any number of others.
         """
+        files_by_folder = {
+            "logs": [f"rank-{rank}.log" for rank in range(ranks)],
+            "nodes": [f"{node}.{suffix}" for node in range(nodes) for suffix in ("json", "samples.jsonl")],
+            "run": ["metrics.jsonl"],
+        }
         values: list[int] = []
-        for folder in ("logs", "nodes", "run"):
+        for folder, files in files_by_folder.items():
+            # An NFS client asks the server about a folder at each open, and so notices new files.
             folder_fd = self._open_folder(name, folder)
             if folder_fd is None:
                 continue
             try:
-                values += _folder_fingerprint(folder, folder_fd)
+                for index, file in enumerate(files):
+                    # A record is rewritten regularly even without a change, so its time is ignored.
+                    values += _file_fingerprint(
+                        file, folder_fd, is_cached=index >= _MAX_UNCACHED_FILES, has_time=folder != "nodes"
+                    )
             finally:
                 os.close(folder_fd)
         return tuple(values)
@@ -200,19 +198,13 @@ class RunFolders:
         return None
 
 
-def _folder_fingerprint(folder: str, folder_fd: int) -> list[int]:
-    """Return the part of a run's fingerprint that is about one of its folders."""
-    values: list[int] = []
-    files = ["metrics.jsonl"] if folder == "run" else sorted(os.listdir(folder_fd))
-    files = [file for file in files if not file.endswith(".times")]  # they change with their logs only
-    for index, file in enumerate(files[:_MAX_FINGERPRINT_FILES]):
-        read_stat = _stat_uncached if index < _MAX_UNCACHED_FILES else _stat
-        with contextlib.suppress(OSError):
-            status = read_stat(file, folder_fd)
-            # A record is rewritten regularly even without a change, so its time is ignored.
-            modified_at = status.st_mtime_ns if folder != "nodes" else 0
-            values += [hash(file), status.st_size, modified_at]
-    return values
+def _file_fingerprint(file: str, folder_fd: int, *, is_cached: bool, has_time: bool) -> tuple[int, int]:
+    """Return a file's size, and its modification time if `has_time`; -1 stands for a file that does not exist."""
+    try:
+        status = (_stat if is_cached else _stat_uncached)(file, folder_fd)
+    except OSError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns if has_time else 0
 
 
 def _stat(file: str, folder_fd: int) -> os.stat_result:

@@ -12,10 +12,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from runtime.backends.kubernetes.client import ApiClient, ApiError, Object, ResourceVersionExpired
 from runtime.backends.kubernetes.names import LIVE_RUN_SELECTOR, RUN_LABEL, RUN_SELECTOR
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, object_labels, pod_phase
+from runtime.backends.kubernetes.state import SpecSummary
 from runtime.errors import BackendUnavailable
 
 HEARTBEAT_SECONDS = 0.5
@@ -25,8 +27,8 @@ _WATCH_SECONDS = 240
 _BATCH_SECONDS = 0.02
 """How long to collect further changes after the first. The start of a run changes many objects within milliseconds."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
-"""Pause before listing again after an error. It doubles with each error, up to a maximum that bounds how late changes
-are reported after the server's return."""
+"""Pause after the end of a watch and after an error. It doubles until the next event, up to a maximum that bounds how
+late changes are reported after the server's return."""
 
 ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object. The
@@ -41,6 +43,48 @@ _QUERIES: dict[str, dict[str, str]] = {
     "pods": {"labelSelector": RUN_SELECTOR},
     "events": {"fieldSelector": "type!=Normal"},
 }
+
+
+class RunSize(NamedTuple):
+    """How many nodes and ranks a run has."""
+
+    nodes: int
+    ranks: int
+
+
+class RunningRuns:
+    """The runs that may write output: their Job is live (LIVE_RUN_SELECTOR), and one of their Pods runs.
+
+    The watcher's threads call `observe`, each with objects of one kind.
+    """
+
+    def __init__(self) -> None:
+        self._live_jobs: dict[str, tuple[str, RunSize]] = {}
+        """The run's name and size, by its Job's UID."""
+        self._running_pods: dict[str, str] = {}
+        """The run's name, by the Pod's UID."""
+
+    def observe(self, kind: str, change: str, item: Object) -> None:
+        """Process one change of a Job or Pod, as for a `ChangeListener`."""
+        known: dict[str, Any] = self._live_jobs if kind == "jobs" else self._running_pods
+        if change == LISTED:  # what the list lacks has vanished since the last one, without an event
+            for uid in known.keys() - {listed["metadata"]["uid"] for listed in item["items"]}:
+                del known[uid]
+            return
+        uid, name = item["metadata"]["uid"], object_labels(item).get(RUN_LABEL, "")
+        # A Job also leaves the watch, as DELETED, when its run's final status is stored.
+        if change == "DELETED" or (kind == "pods" and pod_phase(item) != "Running"):
+            known.pop(uid, None)
+        elif kind == "jobs":
+            nodes = item["spec"]["completions"]
+            known[uid] = (name, RunSize(nodes, nodes * SpecSummary.from_job(item).workers))
+        else:
+            known[uid] = name
+
+    def sizes(self) -> dict[str, RunSize]:
+        """Return the size of each run that may write output, by its name."""
+        running_names = set(self._running_pods.copy().values())
+        return {name: size for name, size in self._live_jobs.copy().values() if name in running_names}
 
 
 class Watcher:
@@ -90,12 +134,11 @@ class Watcher:
                     retry_seconds = _MIN_RETRY_SECONDS
                     if event["type"] != "BOOKMARK":
                         self._process(kind, event["type"], event["object"], versions)
-            except ResourceVersionExpired:
+            except (ResourceVersionExpired, BackendUnavailable, ApiError):
                 version = ""
-            except (BackendUnavailable, ApiError):
-                version = ""
-                self._closed.wait(retry_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads the consoles' requests
-                retry_seconds = min(retry_seconds * 2, _MAX_RETRY_SECONDS)
+            # Also after a watch that has ended without an error: a proxy may close each one at once.
+            self._closed.wait(retry_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads the consoles' requests
+            retry_seconds = min(retry_seconds * 2, _MAX_RETRY_SECONDS)
 
     def _list(self, kind: str, path: str, query: Mapping[str, str], versions: dict[str, str]) -> str:
         """List the collection, report its differences from `versions`, and return its resourceVersion."""

@@ -5,7 +5,8 @@
                   stop.json              a request to end
                   end.json               why the console, or node 0 before the start, ended the run itself
                   import.json            whether node 0 imports the run's own image, or has done so
-                  final.json             the nodes' last records, completed by Slurm's reasons for their ends
+                  final.json             the nodes' last records, completed by Slurm's reasons for their ends. Written
+                                         once, under the lock final.lock
                   nodes/, logs/, etc/, run/, checkpoints/, outputs/   as of a local run (`runtime.backends.local.runs`)
                   nodes/<node>.meeting   a node's address and ports
                   nodes/<node>.shell     the socket on which shells are opened, on the node's machine (`shells`)
@@ -39,7 +40,7 @@ from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
 from runtime.errors import BackendUnavailable, RunNotFound
-from runtime.files import refresh_listing, write_json
+from runtime.files import FileLock, refresh_listing, write_json
 from runtime.specs import FailureCode, Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 
@@ -124,12 +125,13 @@ class SlurmRun:
         """
         submission = self.submission()
         submitted_at = float(submission["submitted_at"])
+        job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         final = _load_json(self.folder / "final.json")
         if final is not None:
             # The process that stored the end may have died before it removed the marker.
-            self.active_marker.unlink(missing_ok=True)
+            if self.active_marker.exists():
+                self._end_processes(job_id, final["records"])
             return outcome.merge(self.name, submitted_at, final["records"])
-        job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
         now = time.time()
         records = self._read_records(nodes)
         observation = self._observe(job_id, records, submitted_at, now)
@@ -139,10 +141,12 @@ class SlurmRun:
         assessed_records = [evidence.assess(node, record, observation) for node, record in enumerate(records)]
         status = outcome.merge(self.name, submitted_at, assessed_records)
         if status.phase is RunPhase.ENDED:
-            self._store_end(job_id, assessed_records, observation)
-        elif status.phase is RunPhase.STARTING:
+            final_records = self._store_end(assessed_records)
+            self._end_processes(job_id, final_records)
+            return outcome.merge(self.name, submitted_at, final_records)
+        if status.phase is RunPhase.STARTING:
             status = self._with_waiting_reason(status, job_id, observation)
-        self._enforce_end(job_id, observation, status)
+        self._enforce_end(job_id, observation)
         return status
 
     def _observe(self, job_id: str, records: list[RecordData | None], submitted_at: float, now: float) -> Observation:
@@ -221,25 +225,38 @@ class SlurmRun:
 
     # Ending
 
-    def _store_end(self, job_id: str, records: list[RecordData], observation: Observation) -> None:
-        """Store how the run ended, and end the processes that it may still have."""
+    def _store_end(self, records: list[RecordData]) -> list[RecordData]:
+        """Store how the run ended, unless another process has; return the stored records."""
+        path = self.folder / "final.json"
+        with FileLock(self.folder / "final.lock"):
+            refresh_listing(self.folder)
+            final = _load_json(path)
+            if final is None:
+                final = {"records": records}
+                write_json(path, final)
+        stored: list[RecordData] = final["records"]
+        return stored
+
+    def _end_processes(self, job_id: str, records: list[RecordData]) -> None:
+        """End the processes that a run may still have after its end was stored. Raises BackendUnavailable.
+
+        Never call this before the end is stored: `stop.json` would count as a customer's request, which is paid.
+        """
         # Supervisors that have written their last record end by themselves.
         if not all(record["alive"] for record in records):
             # Slurm cannot end a supervisor on a machine whose slurmd has failed, but the supervisor reads this file.
             write_json(self.folder / "stop.json", {"at": time.time(), "grace_seconds": 0})
-            if observation.job is not None and observation.job.is_active:
-                self._slurm.cancel(job_id)
-        write_json(self.folder / "final.json", {"records": records})
+            self._slurm.cancel(job_id)
         (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # the nodes delete it only if they all start
         self.active_marker.unlink(missing_ok=True)
         # The new modification time makes `changes` report the run. If the write fails, the marker's removal does so.
         with contextlib.suppress(OSError):
             self.change_file.write_bytes(b"!")
 
-    def _enforce_end(self, job_id: str, observation: Observation, status: RunStatus) -> None:
+    def _enforce_end(self, job_id: str, observation: Observation) -> None:
         """Have Slurm end the job of a run that should have ended by request and has not."""
         request, job = observation.end_request, observation.job
-        if status.phase is RunPhase.ENDED or request is None or job is None or not job.is_active:
+        if request is None or job is None or not job.is_active:
             return
         if job.is_waiting:
             self._slurm.cancel_waiting(job_id)

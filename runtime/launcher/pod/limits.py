@@ -35,6 +35,7 @@ class PodPlan(NodePlan, total=False):
     variables: Dict[str, str]
     packages: str
     builtin_script: str
+    platform_bytes: int
 
 
 class PodLimits(NodeLimits):
@@ -51,7 +52,10 @@ class PodLimits(NodeLimits):
         if plan.get("disk_bytes") and record.node == 0:  # one node is enough, since all write to the same folders
             writable_folders = plan["written"]
             self._disk = disk.DiskLimit(
-                int(plan["disk_bytes"]), writable_folders, by_quota=bool(plan.get("disk_by_quota"))
+                int(plan["disk_bytes"]),
+                writable_folders,
+                by_quota=bool(plan.get("disk_by_quota")),
+                platform_bytes=int(plan.get("platform_bytes", 0)),
             )
 
     def note_launched(self) -> float:

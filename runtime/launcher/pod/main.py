@@ -38,8 +38,9 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
     memory_bytes        the pod's memory limit, for the message about an OOM kill
     disk_bytes          what the run may add to its writable folders; 0: not measured
     disk_by_quota       true if that is the rest of the organization's storage quota
-    written             the folders that the run may write to: {"run": path, "checkpoints": path, "outputs": path,
-                        "workspace"?: path}, as the pod sees them
+    written             the folders that the run may write to: {"run": path, "checkpoints": path, "outputs"?: path,
+                        "workspace"?: path}, as the pod sees them. "run" is the run's whole folder
+    platform_bytes      how much of that folder the files of this process may take; it does not count as the run's
     gpus                GPUs of each node; default 0
     python              the interpreter of the ranks; empty: this process's
     builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used

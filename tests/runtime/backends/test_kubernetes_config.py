@@ -56,6 +56,7 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
         ({"tolerations": {"gpu": [{"keys": "pool"}]}}, "list of objects with key"),
         ({"tolerations": {"gpu": [{"key": "pool", "effect": "Never"}]}}, "an unknown effect for 'gpu'"),
         ({"tolerations": {"gpu": [{"key": "pool", "operator": "Exists", "value": "x"}]}}, "Exists without a value"),
+        ({"tolerations": {"gpu": [{"key": "pool", "value": 7}]}}, "must have strings as its key"),
         ({"tolerations": {"gpu": [{"value": "x"}]}}, "needs a key for 'gpu'"),
         ({"capacity": [{"cpus": 4}]}, "must be a list of objects with cpus and memory_mib"),
     ],

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from runtime.backends.kubernetes.outcome import derive_status
-from runtime.backends.kubernetes.state import Termination, dump_status, load_status
-from runtime.specs import FailureCode, Outcome, RunPhase, Span
+from runtime.backends.kubernetes.state import SpecSummary, Termination, dump_status, load_status
+from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, Span
 from tests.runtime.backends.samples import END, FAILED, JOB, START, ended, running
 
 
@@ -157,6 +157,18 @@ def test_outcome_table(pods, records, expected):
     status = status_of(FAILED, *pods, records=records, unreachable_since=None if pods[0].ended else {0: END})
     assert status.phase is RunPhase.ENDED
     assert (status.outcome, status.failure.code) == expected
+
+
+def test_an_eviction_for_its_own_disk_limit_names_the_clusters_limit_if_the_run_has_none():
+    resources = Resources(cpus=1, memory_mib=256)
+    spec = RunSpec("job-1-1", Framework.PYTORCH, Image("pytorch"), 1, 1, resources, "train.py", deadline_seconds=60)
+    for summary, data in (
+        (SpecSummary.from_spec(spec, 51200), {"limit_mib": 51200}),
+        (SpecSummary(), {}),  # stored by an older version
+    ):
+        job = dataclasses.replace(FAILED, spec=summary)
+        status = status_of(job, ended(0, 137, **EVICTION, pod_message=OWN_LIMIT))
+        assert status.failure.data == data
 
 
 SUCCEEDED = record(exit_code=0, finished_at=END)

@@ -136,6 +136,27 @@ def test_pods_and_events_show_the_reason_for_waiting(pods, arguments, code, data
     assert {name: waiting.data[name] for name in data} == data
 
 
+@pytest.mark.parametrize(
+    ("pods", "arguments"),
+    [
+        pytest.param((), {"events": [event("FailedCreate", OVER_QUOTA + " " * 600)]}, id="quota"),
+        pytest.param((), {"events": [event("FailedCreate", "violates PodSecurity" + " " * 600)]}, id="policy"),
+        pytest.param((), {"events": [event("FailedCreate", "x" * 600)]}, id="rejected pods"),
+        pytest.param((pulling("CreateContainerError", "x" * 600),), {}, id="container"),
+        pytest.param(
+            (),
+            {
+                "job": SUSPENDED,
+                "workload": {"status": {"conditions": [{"type": "QuotaReserved", "message": "x" * 600}]}},
+            },
+            id="queue",
+        ),
+    ],
+)
+def test_a_long_message_is_cut_in_the_data(pods, arguments):
+    assert len(why(*pods, **arguments).data["detail"]) == 500
+
+
 NO_ACCESS = "pull access denied, repository does not exist or may require authorization: "
 PULL_ERRORS = {
     Code.IMAGE_NAME: [

@@ -4,10 +4,14 @@ import os
 
 import pytest
 
+from runtime.backends.kubernetes import backend
+from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.backends.kubernetes.runs import Runs
 from runtime.backends.kubernetes.volume import RunFolders
 from runtime.backends.log_chunks import RawChunk
 from runtime.errors import BackendUnavailable
 from runtime.launcher.log_times import PAIR
+from runtime.launcher.record import STACKS_LIMIT_BYTES
 
 
 @pytest.fixture
@@ -62,15 +66,26 @@ def test_files_are_read_from_an_offset(folders):
     assert read(folders, "rank-0.log", 7, 9) == (b"789", True)
     assert read(folders, "rank-0.log", 70, 9) == (b"", True)
     assert read(folders, "rank-1.log", 0, 9) == (b"", True)
-    assert folders.list_files("job-1-1", "logs") == ["rank-0.log"]
-    assert folders.list_files("job-2-1", "logs") == []
+
+
+def test_stacks_are_read_of_the_runs_ranks_only_and_up_to_a_limit(folders, monkeypatch):
+    job = {"metadata": {"name": "job-1-1", "namespace": "runs", "uid": "u"}, "spec": {"completions": 3}}
+    monkeypatch.setattr(Runs, "get_job", lambda *_arguments: job)
+    monkeypatch.setattr(backend, "_MAX_STACKS_BYTES", 3 * STACKS_LIMIT_BYTES // 2)
+    config = ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": str(folders.root)}})
+    for rank in (0, 2, 3, 10**6):
+        with (folders.root / "job-1-1" / "logs" / f"stacks-{rank}.txt").open("wb") as file:
+            file.truncate(1 << 40)  # sparse, so it uses no disk
+    stacks = backend.KubernetesBackend(config=config, root=folders.root).stacks("job-1-1")
+    sizes = {rank: len(text) for rank, text in stacks.items()}
+    assert sizes == {0: STACKS_LIMIT_BYTES, 2: STACKS_LIMIT_BYTES // 2}
 
 
 def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
     raw_chunk = RawChunk(b"0123456789", at_end=True, offset=0)
     times = folders.root / "job-1-1" / "logs" / "rank-0.times"
     times.write_bytes(PAIR.pack(0, 5000))  # offset and milliseconds
-    before = folders.fingerprint("job-1-1")
+    before = folders.fingerprint("job-1-1", 2, 4)
     assert folders.log_times("job-1-1", 0, raw_chunk) == [(0, 5.0)]
     times.rename(tmp_path / "elsewhere")
     for replace in (lambda: times.symlink_to(tmp_path / "elsewhere"), lambda: os.mkfifo(times)):
@@ -78,7 +93,7 @@ def test_times_are_read_from_a_regular_file_only(folders, tmp_path):
         replace()
         assert folders.log_times("job-1-1", 0, raw_chunk) == []
         times.unlink()
-    assert folders.fingerprint("job-1-1") == before, "only the log itself counts"
+    assert folders.fingerprint("job-1-1", 2, 4) == before, "only the log itself counts"
 
 
 def test_writing_is_atomic_and_follows_no_link(folders, tmp_path):
@@ -118,7 +133,6 @@ def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path)
     (run / "logs").rename(run / "moved")
     (run / "logs").symlink_to(secret)
     assert read(folders, "rank-0.log", 0, 99) == (b"", True)
-    assert folders.list_files("job-1-1", "logs") == []
     (run / "moved" / "rank-2.log").write_text("its own")
     assert read(folders, "rank-2.log", 0, 99, folder="moved") == (b"its own", True)
     run.rename(folders.root / "elsewhere")
@@ -128,17 +142,32 @@ def test_reading_follows_no_link_and_opens_regular_files_only(folders, tmp_path)
 
 def test_a_change_of_content_changes_the_fingerprint(folders):
     run = folders.root / "job-1-1"
-    fingerprints = [folders.fingerprint("job-1-1")]
-    for path, text in (("logs/0", "a"), ("logs/0", "ab"), ("run/metrics.jsonl", "{}"), ("nodes/0.json", "x")):
+    fingerprints = [folders.fingerprint("job-1-1", 2, 4)]
+    for path, text in (
+        ("logs/rank-0.log", "a"),
+        ("logs/rank-0.log", "ab"),
+        ("run/metrics.jsonl", "{}"),
+        ("nodes/0.json", "x"),
+        ("nodes/1.samples.jsonl", "x"),
+    ):
         (run / path).write_text(text)
-        fingerprints.append(folders.fingerprint("job-1-1"))
-    for path in ("logs/1", "logs/2"):
+        fingerprints.append(folders.fingerprint("job-1-1", 2, 4))
+    for path in ("logs/rank-1.log", "logs/rank-3.log"):
         (run / path).symlink_to("/etc/passwd")  # it cannot be opened, but it counts
-        fingerprints.append(folders.fingerprint("job-1-1"))
+        fingerprints.append(folders.fingerprint("job-1-1", 2, 4))
     assert len(set(fingerprints)) == len(fingerprints)
     os.utime(run / "nodes" / "0.json", (1, 1))
-    assert folders.fingerprint("job-1-1") == fingerprints[-1], "a new time alone is no change"
-    assert folders.fingerprint("no-such") == ()
+    assert folders.fingerprint("job-1-1", 2, 4) == fingerprints[-1], "a new time alone is no change"
+    assert folders.fingerprint("no-such", 2, 4) == ()
+
+
+def test_a_fingerprint_looks_at_the_platforms_files_only(folders, monkeypatch):
+    monkeypatch.delattr(os, "listdir")  # customer code may have created any number of files
+    monkeypatch.delattr(os, "scandir")
+    before = folders.fingerprint("job-1-1", 2, 4)
+    for path in ("logs/rank-4.log", "logs/other", "nodes/2.json", "nodes/other"):
+        (folders.root / "job-1-1" / path).write_text("x")
+    assert folders.fingerprint("job-1-1", 2, 4) == before
 
 
 def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
@@ -146,10 +175,10 @@ def test_an_nfs_cache_does_not_hide_changes(folders, monkeypatch):
     log.write_text("a")
     old = log.stat()
     monkeypatch.setattr(os, "stat", lambda *_arguments, **_options: old)  # as an NFS client does for seconds
-    fingerprint = folders.fingerprint("job-1-1")
+    fingerprint = folders.fingerprint("job-1-1", 2, 4)
     with log.open("a") as file:
         file.write("b")
-    assert folders.fingerprint("job-1-1") != fingerprint
+    assert folders.fingerprint("job-1-1", 2, 4) != fingerprint
 
 
 def test_removing_a_run_leaves_the_jobs_checkpoints_and_outputs_which_have_their_own_removal(folders):

@@ -1,6 +1,8 @@
 """Decisions of the Slurm backend, without Slurm: settings, capacity, arguments of sbatch, waiting, and why runs end."""
 
 import dataclasses
+import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +13,11 @@ from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.evidence import EndRequest, Observation
 from runtime.backends.slurm.pending import explain_waiting
+from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob, has_preemption_time, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
+from runtime.files import write_json
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
 
 CONFIG = {
@@ -304,6 +308,40 @@ def test_a_requeued_or_silent_run_is_lost():
     assert status([record(silent_for=200)], "RUNNING").failure.code is FailureCode.NODE_SILENT
     assert status([record(silent_for=100)], "RUNNING").phase is RunPhase.RUNNING
     assert status([None], "PENDING").phase is RunPhase.STARTING
+
+
+def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(tmp_path):
+    """Slurm does not answer while the console ends the job, and later reports that the job was cancelled."""
+
+    state, cancelled = "RUNNING", []
+
+    def cancel(job_id):
+        if state == "RUNNING":
+            raise BackendUnavailable("Slurm does not answer.")
+        cancelled.append(job_id)
+
+    slurm = SimpleNamespace(
+        jobs=lambda max_age_seconds: {"7": SlurmJob("7", state, ended_at=1.0)},
+        known_jobs=dict,
+        machines=lambda _max_age_seconds: (),
+        was_preempted=lambda _job_id: False,
+        cancel=cancel,
+    )
+    run = SlurmRun(tmp_path, "job-1-1", slurm, config())
+    for folder in (run.folder / "nodes", run.active_marker.parent, run.change_file.parent):
+        folder.mkdir(parents=True)
+    run.active_marker.touch()
+    run.record_submission(spec(nodes=1), nonce="n", job_id="7")
+    write_json(run.folder / "nodes" / "0.json", record())
+    os.utime(run.folder / "nodes" / "0.json", (9000, 9000))  # its last heartbeat was long ago
+    with pytest.raises(BackendUnavailable):
+        run.status()
+    state = "CANCELLED"
+    for _ in range(2):
+        assert run.status().outcome is Outcome.NODE_LOST
+        assert cancelled == ["7"], "the console tries again until Slurm has the request"
+    # Another process saw the end at the same time, and something else in it: the first decides.
+    assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
 
 
 def test_slurm_is_asked_only_where_the_records_do_not_suffice():

@@ -105,6 +105,24 @@ def test_open_unlinked_files_are_measured(tmp_path):
     assert elsewhere.usage == disk.FolderUsage(0, 0.0), "the folder is on another disk"
 
 
+def test_room_for_the_platforms_files_is_no_room_for_the_runs(tmp_path):
+    for name in ("run", "checkpoints"):
+        (tmp_path / name).mkdir()
+    folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
+    disk_limit = disk.DiskLimit(1 << 20, folders, platform_bytes=4 << 20)
+    record = Record(tmp_path, None, node=0, address="")
+
+    def verdict_after(now, name, mebibytes):
+        with (tmp_path / name / "file").open("ab") as file:
+            file.write(bytes(mebibytes << 20))
+        return disk_limit.check(now, record)
+
+    assert verdict_after(10.0, "run", 3) is None
+    assert verdict_after(20.0, "checkpoints", 2).data == {"used_mib": 2, "limit_mib": 1}
+    (tmp_path / "checkpoints" / "file").unlink()
+    assert verdict_after(30.0, "run", 3).data == {"used_mib": 2, "limit_mib": 1}
+
+
 @pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["by the run", "before the run"])
 def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, available_mib, is_filled):
     """The free space is less a reserve, so it is negative if the disk was full before the run.
