@@ -48,6 +48,8 @@ PRODUCT = "image-check"
 """Name of the product that every check orders."""
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Largest accepted difference between the clocks of two nodes. Metrics and logs are ordered by them, to the second."""
+MAX_TIME = 1e11
+"""A reported time (Unix seconds) must be smaller. It is in the year 5138."""
 MIN_FREE_BYTES = 1024**3
 """A writable folder with less free space fails its test, because a checkpoint of a common model needs about as much."""
 
@@ -139,7 +141,8 @@ def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> CheckIte
     All ranks leave the same barrier at almost the same moment. `at` in each rank's data is that moment by its node's
     clock, in Unix seconds.
     """
-    times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float)]
+    # The bounds exclude infinity and NaN, which the sentence cannot contain.
+    times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float) and 0 <= at < MAX_TIME]
     difference = max(times) - min(times) if times else 0.0
     detail = _("The nodes' clocks are within %(milliseconds)d ms of each other.") % {"milliseconds": difference * 1000}
     return CheckItem("clock", title, ok=difference <= CLOCK_TOLERANCE_SECONDS, detail=detail, remedy=remedy)

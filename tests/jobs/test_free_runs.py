@@ -185,6 +185,13 @@ def test_hostile_reports_are_ignored(customer, tmp_path):
     assert all(item.ok is None for item in checks.checklist(job)), "the check's code replaced its folder by a link"
 
 
+def test_forged_values_of_a_report_do_not_break_the_checklist(customer):
+    job, attempt = running(customer, nodes=1)
+    for value in (float("inf"), float("nan"), -1e308, 10**400, True):
+        report(customer, attempt, 0, clock={"data": {"at": value}}, run_dir={"data": {"free_bytes": value}})
+        assert items(job)["clock"].ok is not None, value
+
+
 # --- Free estimates ---------------------------------------------------------------------------------------------------
 
 
