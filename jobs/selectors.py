@@ -258,9 +258,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),
-        "sentence": end_sentence(
-            job.reason, attempts[-1].failure if attempts else None, is_free=job.order.quote.ceiling_minor == 0
-        ),
+        "sentence": end_sentence(job.reason, attempts[-1].failure if attempts else None, is_free=cost_minor(job) == 0),
         "waiting_for": waiting_for(job),
         "progress": progress(job, p50_seconds=float(job.order.quote.basis["p50_seconds"])),
         "attempts": [_attempt(job, attempt) for attempt in attempts],
@@ -325,8 +323,9 @@ class EventRow:
 
 def events(job: Job) -> list[EventRow]:
     """Return the job's events in order."""
-    rows = job.events.select_related("actor")
-    return [EventRow(event, event_sentence(event.kind, event.data)) for event in rows]
+    rows = list(job.events.select_related("actor"))
+    is_free = any(event.kind == "settled" and not event.data["total_minor"] for event in rows)
+    return [EventRow(event, event_sentence(event.kind, event.data, is_free=is_free)) for event in rows]
 
 
 class Metrics(NamedTuple):
