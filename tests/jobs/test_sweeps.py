@@ -261,6 +261,21 @@ def test_trials_keep_the_prices_and_the_script_of_the_sweeps_order(sweeper, cust
     assert len({trial.job.script for trial in sweep.trials.all()}) == 1
 
 
+def test_an_extension_runs_the_script_and_the_requirements_of_the_first_trial(sweeper, customer):
+    customer.write("requirements.txt", "einops\n")
+    sweep = sweeper.buy(trials=1, requirements="requirements.txt")
+    first = sweep.trials.get().job
+    Job.objects.filter(pk=first.pk).update(awaits_packages=False)
+    customer.write("requirements.txt", "ujson\n")
+    customer.write(first.code_path, "import torch\nprint('another script')\n")
+    sweeper.finish(sweep)
+    quote = quote_extension(membership=customer.membership, sweep=sweep, data={"trials": 1})
+    extension = place_sweep(membership=customer.membership, quote=quote)
+    progress.advance(sweep_pk=extension.pk)
+    job = extension.trials.get().job
+    assert (job.script, job.packages, job.requirements_path) == (first.script, first.packages, "requirements.txt")
+
+
 def test_each_number_of_a_trial_is_ordered_once(sweeper):
     """Two processes may advance a sweep at once."""
     sweep = sweeper.buy(concurrency=1)
