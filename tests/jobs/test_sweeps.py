@@ -10,7 +10,7 @@ from billing.selectors import wallet
 from console.core.errors import InvalidInput
 from jobs import dispatch, orders, reconciliation
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
-from jobs.models import Job, Sweep, Trial
+from jobs.models import Job, Product, Sweep, Trial
 from jobs.sweeps import progress, selectors
 from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop_sweep
 from jobs.sweeps.suggestions import PruningDecision, suggest
@@ -274,6 +274,14 @@ def test_an_extension_runs_the_script_and_the_requirements_of_the_first_trial(sw
     progress.advance(sweep_pk=extension.pk)
     job = extension.trials.get().job
     assert (job.script, job.packages, job.requirements_path) == (first.script, first.packages, "requirements.txt")
+
+
+def test_a_quote_whose_product_was_deleted_is_refused(sweeper, customer):
+    quote = sweeper.quote()
+    Product.objects.filter(name=quote.purchase["product"]).delete()
+    with pytest.raises(ChoiceUnavailable):
+        place_sweep(membership=customer.membership, quote=quote)
+    assert customer.wallet.held_minor == 0
 
 
 def test_each_number_of_a_trial_is_ordered_once(sweeper):
