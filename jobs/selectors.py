@@ -22,7 +22,7 @@ from billing.models import Quote, Receipt
 from console.accounts.models import Organization
 from console.core.errors import NotFound
 from jobs import clusters, resource_usage, results, usage, waiting
-from jobs.clusters import cluster, cluster_names
+from jobs.clusters import cluster, cluster_names, resolved_name
 from jobs.messages import (
     efficiency_sentence,
     end_sentence,
@@ -81,7 +81,8 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .values("count")
     )
     if len(cluster_names()) > 1:  # the only cluster runs all jobs, though node specs may have different names for it
-        queued_before = queued_before.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
+        own_cluster = resolved_name("node_spec__cluster")
+        queued_before = queued_before.alias(cluster_name=own_cluster).filter(cluster_name=OuterRef("cluster_name"))
     running = (
         Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)
         .order_by()
@@ -91,6 +92,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
     )
     return (
         _jobs_with_relations(organization)
+        .alias(cluster_name=resolved_name("node_spec__cluster"))
         .annotate(
             ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(queued_before), 0)), default=0),
             running_nodes=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(running), 0)), default=0),
