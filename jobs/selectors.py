@@ -145,6 +145,7 @@ def refresh_job(job: Job) -> Job:
     fresh = (
         Job.objects.filter(pk=job.pk)
         .annotate(
+            held_minor=F("order__hold__amount_minor"),
             metered_minor=F("order__hold__metered_minor"),
             cluster_answers=F("node_spec__capacity_snapshot__answers"),
         )
@@ -156,7 +157,8 @@ def refresh_job(job: Job) -> Job:
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
-    fresh.order.hold.metered_minor = fresh.metered_minor
+    # An extension of a notebook raises the amount.
+    fresh.order.hold.amount_minor, fresh.order.hold.metered_minor = fresh.held_minor, fresh.metered_minor
     if snapshot is not None:
         snapshot.answers = fresh.cluster_answers
     return fresh
