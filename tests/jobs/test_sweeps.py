@@ -9,7 +9,7 @@ from billing.models import CreditGrant, Hold, Quote, Receipt
 from billing.selectors import wallet
 from console.core.errors import InvalidInput
 from jobs import dispatch, orders, reconciliation
-from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
+from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, Product, Sweep, Trial
 from jobs.sweeps import progress, selectors
 from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop_sweep
@@ -184,6 +184,10 @@ def test_a_full_queue_makes_the_sweep_wait_and_a_missing_script_ends_it(sweeper,
     customer.quota(max_open_jobs=10)
     progress.advance(sweep_pk=sweep.pk)
     assert sweep.trials.count() == 2
+    customer.quota(max_open_jobs=1)
+    with pytest.raises(QuotaExceeded, match="limit of 1 queued"):  # the limit, not the two open jobs
+        customer.job()
+    customer.quota(max_open_jobs=10)
     # Trials run the script of the order, but an order needs one in the folder too.
     (customer.folder / "train.py").unlink()
     sweeper.finish(sweep)
