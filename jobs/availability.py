@@ -126,8 +126,8 @@ class _ClusterState:
             capacity,
             running=[_load(job, now) for job in jobs if job.state != JobState.QUEUED],
             queued=[_load(job, now) for job in queued],
-            # Without a queue no pass updates the snapshots, so that `held_from` may be out of date.
-            is_reserved=bool(queued) and snapshots.filter(held_from__isnull=False).exists(),
+            # No pass updates the snapshots of specs without waiting jobs, so that they may name a job that has started.
+            is_reserved=snapshots.filter(held_from_job__in=[job.pk for job in queued]).exists(),
             is_truncated=len(jobs) > MAX_OPEN_JOBS,
         )
 

@@ -8,6 +8,7 @@ are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from jobs.event_files import open_regular
 from jobs.models import CHECK_SCRIPT, Job, Order, Product
 from jobs.purchase import Placement, parse_placement
 from runtime.errors import RuntimeFault
+from storage.errors import StorageError
+from storage.paths import open_folder
 
 DEADLINE_SECONDS = 300
 """Time limit of a check. The tests take seconds; importing a large framework from slow storage can take minutes."""
@@ -45,6 +48,8 @@ PRODUCT = "image-check"
 """Name of the product that every check orders."""
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Largest accepted difference between the clocks of two nodes. Metrics and logs are ordered by them, to the second."""
+MAX_TIME = 1e11
+"""A reported time (Unix seconds) must be smaller. It is in the year 5138."""
 MIN_FREE_BYTES = 1024**3
 """A writable folder with less free space fails its test, because a checkpoint of a common model needs about as much."""
 
@@ -136,7 +141,8 @@ def _clock_item(title: str, remedy: str, data: list[dict[str, Any]]) -> CheckIte
     All ranks leave the same barrier at almost the same moment. `at` in each rank's data is that moment by its node's
     clock, in Unix seconds.
     """
-    times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float)]
+    # The bounds exclude infinity and NaN, which the sentence cannot contain.
+    times = [at for at in (values.get("at") for values in data) if isinstance(at, int | float) and 0 <= at < MAX_TIME]
     difference = max(times) - min(times) if times else 0.0
     detail = _("The nodes' clocks are within %(milliseconds)d ms of each other.") % {"milliseconds": difference * 1000}
     return CheckItem("clock", title, ok=difference <= CLOCK_TOLERANCE_SECONDS, detail=detail, remedy=remedy)
@@ -184,25 +190,35 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     attempt = job.attempts.last()
     if attempt is None:
         return {}
-    try:
-        # `run` is the RUN_DIR of the ranks, in which `smoke.py` creates `check`.
-        folder = cluster(attempt.backend).run_folder(attempt.run_name) / "run" / "check"
-    except RuntimeFault:
-        return {}
+    ranks = min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)
     reports = {}
-    for rank in range(min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)):
-        file = open_regular(folder / f"rank-{rank}.json")
-        if file is None:
-            continue
-        with file:
-            try:
-                report = json.loads(file.read(MAX_REPORT_BYTES))
-            except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
-                continue
-        findings = report.get("findings") if isinstance(report, dict) else None
-        if isinstance(findings, list):
-            reports[rank] = [finding for finding in findings[:MAX_FINDINGS] if isinstance(finding, dict)]
+    with (
+        # The settings no longer name the cluster; or there is no such folder, or the run's code replaced it by a link.
+        contextlib.suppress(RuntimeFault, OSError, StorageError),
+        # `run` is the RUN_DIR of the ranks, in which `smoke.py` creates `check`.
+        open_folder(root=cluster(attempt.backend).run_folder(attempt.run_name), parts=("run", "check")) as folder,
+    ):
+        for rank in range(ranks):
+            findings = _findings(f"rank-{rank}.json", folder)
+            if findings is not None:
+                reports[rank] = findings
     return reports
+
+
+def _findings(name: str, folder: int) -> list[dict[str, Any]] | None:
+    """Return the findings of a report in an open folder; None if it is missing or unreadable."""
+    file = open_regular(name, folder=folder)
+    if file is None:
+        return None
+    with file:
+        try:
+            report = json.loads(file.read(MAX_REPORT_BYTES))
+        except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
+            return None
+    findings = report.get("findings") if isinstance(report, dict) else None
+    if not isinstance(findings, list):
+        return None
+    return [finding for finding in findings[:MAX_FINDINGS] if isinstance(finding, dict)]
 
 
 def _job_columns(placement: Placement) -> dict[str, Any]:

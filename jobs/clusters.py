@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Case, Count, F, Q, QuerySet, Value, When
 from django.utils import timezone
 
 from billing.models import NodeSpec
@@ -112,6 +112,12 @@ def resolve_cluster_name(name: str) -> str:
 def stored_names(name: str) -> set[str]:
     """Return every stored name that refers to this cluster: the inverse of `resolve_cluster_name`."""
     return {each for each in (name, "", LEGACY_NAME) if resolve_cluster_name(each) == name}
+
+
+def resolved_name(column: str) -> Case:
+    """Return `resolve_cluster_name` of the stored name in a column, as an expression of a query."""
+    first = cluster_names()[0]
+    return Case(When(**{f"{column}__in": stored_names(first)}, then=Value(first)), default=F(column))
 
 
 def on_cluster(name: str) -> Q:

@@ -98,7 +98,9 @@ class KeepUntilField(FormField, serializers.DateTimeField):
 class DetailsSerializer(FormSerializer):
     """The details of a job. Fields that are left out keep their values."""
 
-    name = JobNameField(default="", help_text="At most 100 characters; empty: the script's file name.")
+    name = JobNameField(
+        default="", help_text="At most 100 characters; empty: the name of the script, or of a notebook's workspace."
+    )
     tags = TagsField(default=list, help_text="At most 20, each with 1 to 40 lowercase letters, digits, `-` and `_`.")
     notes = NotesField(default="", help_text="At most 5,000 characters.")
     keep_until = KeepUntilField(
@@ -116,7 +118,8 @@ def update_details(*, job: Job, user: User | None, data: Mapping[str, Any]) -> J
     values = DetailsSerializer(data=data).values()
     changes = {name: value for name, value in values.items() if name in data}
     if "name" in changes:
-        changes["name"] = changes["name"] or default_name(job.code_path)
+        # A notebook has no script.
+        changes["name"] = changes["name"] or default_name(job.code_path) or job.workspace.name
     with transaction.atomic():
         current = Job.objects.select_for_update().get(pk=job.pk)
         changes = {name: value for name, value in changes.items() if value != getattr(current, name)}

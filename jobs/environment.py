@@ -16,13 +16,13 @@ from runtime.launcher import variables
 from runtime.launcher.topology import scale_lr
 from runtime.specs import LrScaling
 
-MAX_EXPANDED_LENGTH = 100_000
-"""Characters of all arguments after their variables were replaced. Linux accepts 131,071 bytes for one argument, which
-may have almost all of these characters."""
+MAX_EXPANDED_BYTES = 100_000
+"""Bytes of all arguments after their variables were replaced. Linux accepts 131,071 bytes for one argument, which may
+have almost all of these bytes."""
 MAX_QUOTED_LENGTH = 100
 """Characters of a customer's text that an error message repeats: enough to recognize it."""
 MAX_CONTRACT_LENGTH = 256
-"""Characters that are assumed for the value of a variable of the environment contract. The value is not known before
+"""Bytes that are assumed for the value of a variable of the environment contract. The value is not known before
 the run. Real ones, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
 MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
 """These variables are lists of up to 100 names. 64 characters are assumed for each: a name has at most 63, and the
@@ -92,7 +92,7 @@ def check_references(arguments: Collection[str], *, own: Mapping[str, str], secr
     """
     length = 0
     for argument in arguments:
-        length += len(argument)
+        length += len(argument.encode())
         try:
             names = variables.references(argument)
         except ValueError:
@@ -104,8 +104,8 @@ def check_references(arguments: Collection[str], *, own: Mapping[str, str], secr
             if name not in environment.CONTRACT and name not in own:
                 sentence = _("The variable %(name)s in the arguments is unknown. Write $$ for a dollar sign.")
                 raise ValidationError(sentence % {"name": name[:MAX_QUOTED_LENGTH]})
-            length += len(own.get(name, "")) or MAX_CONTRACT_LENGTHS.get(name, MAX_CONTRACT_LENGTH)
-    if length > MAX_EXPANDED_LENGTH:
+            length += len(own.get(name, "").encode()) or MAX_CONTRACT_LENGTHS.get(name, MAX_CONTRACT_LENGTH)
+    if length > MAX_EXPANDED_BYTES:
         raise ValidationError(_("The arguments are too long with the values of their variables."))
 
 

@@ -14,13 +14,16 @@ import itertools
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
+
+from storage.errors import StorageError
+from storage.paths import open_folder
 
 HEADER = struct.Struct("<QI")
 """The beginning of a record: the length of the message, and the checksum of the length."""
@@ -37,8 +40,6 @@ MAX_ENTRIES = 10_000
 """Entries of folders that are visited."""
 MAX_DEPTH = 8
 """Levels of folders that are visited."""
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Flags that open only a folder, and no link to one."""
 DT_FLOAT, DT_DOUBLE = 1, 2
 """TensorFlow's codes of data types (`DataType`)."""
 
@@ -54,13 +55,15 @@ class Scalar:
     wall_time: float
 
 
-def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[Scalar]:
-    """Yield new scalars from about `limit` bytes of the event files under `folder`, and advance `cursor`.
+def read_scalars(root: Path, top: Sequence[str], cursor: dict[str, int], limit: int) -> Iterator[Scalar]:
+    """Yield new scalars from about `limit` bytes of the event files in a log folder, and advance `cursor`.
+
+    `top` has the components of the log folder's path below `root`, which the run's code cannot replace.
 
     The cursor has an offset for each file. Its keys are hashes of the files' paths, because those may be of any length
     and contain characters that PostgreSQL cannot store.
     """
-    for name, file in _event_files(folder):
+    for name, file in _event_files(root, top):
         if limit <= 0:
             return
         key = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
@@ -85,14 +88,14 @@ def read_scalars(folder: Path, cursor: dict[str, int], limit: int) -> Iterator[S
             cursor[key] = offset
 
 
-def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
-    """Yield the relative path of each event file below `folder`, and the open file, which is closed before the next.
+def _event_files(root: Path, top: Sequence[str]) -> Iterator[tuple[str, BinaryIO]]:
+    """Yield each event file's path, relative to the log folder, and the open file, which is closed before the next.
 
     Each folder and file is opened relative to its parent's descriptor. So no link is followed, even if it replaces a
     folder meanwhile. Only the first MAX_ENTRIES entries of folders are visited.
     """
     file_count = 0
-    for folder_count, (path, descriptor, names) in enumerate(_folders(folder), 1):
+    for folder_count, (path, descriptor, names) in enumerate(_folders(root, top), 1):
         for name in names:
             if file_count >= MAX_FILES:
                 return
@@ -104,15 +107,16 @@ def _event_files(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
             return
 
 
-def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
+def _folders(root: Path, top: Sequence[str]) -> Iterator[tuple[str, int, list[str]]]:
     """Yield folders from the top down, each as its relative path, descriptor and names of event files."""
     entries_left = MAX_ENTRIES
     pending: list[tuple[str, ...]] = [()]
     while pending and entries_left > 0:
         parts = pending.pop()
         with (
-            contextlib.suppress(OSError),  # the folder is missing, is no folder, or was deleted meanwhile
-            _open_folder(top, parts) as descriptor,
+            # The folder is missing, is no folder, or was deleted meanwhile.
+            contextlib.suppress(OSError, StorageError),
+            open_folder(root=root, parts=(*top, *parts)) as descriptor,
         ):
             names: list[str] = []
             folders: list[str] = []
@@ -128,22 +132,12 @@ def _folders(top: Path) -> Iterator[tuple[str, int, list[str]]]:
             yield "/".join(parts), descriptor, sorted(names)[:MAX_FILES]
 
 
-@contextlib.contextmanager
-def _open_folder(top: Path, parts: Iterable[str]) -> Iterator[int]:
-    """Open the folder `parts` below `top`, one part at a time, and yield its descriptor. Raises OSError."""
-    descriptor = os.open(top, _OPEN_FOLDER)
-    try:
-        for part in parts:
-            child = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
-            os.close(descriptor)
-            descriptor = child
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def open_regular(name: str, *, folder: int) -> BinaryIO | None:
+    """Open a regular file by its name in an open folder; None if it is missing, a link or a pipe.
 
-
-def open_regular(name: str | Path, *, folder: int | None = None) -> BinaryIO | None:
-    """Open a regular file, by path or by its name in an open folder; None if it is missing, a link or a pipe."""
+    There is no version for paths, because the run's code can replace each folder of a path by a link to a folder of
+    another run. `storage.paths.open_folder` opens the folder.
+    """
     # With O_NONBLOCK, because opening a pipe would otherwise wait for a process that writes to it.
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from console.accounts.models import Organization
 from console.core.errors import CustomerError
 from jobs import job_files, results
+from jobs.clusters import resolve_cluster_name
 from jobs.errors import JobsError
 from jobs.models import Job
 from runtime.specs import JOBS_TARGET, Mount
@@ -39,7 +40,7 @@ def find_job(*, organization: Organization, pk: int, cluster_name: str) -> Job:
     attempt = job.attempts.last()
     if attempt is None or results.is_expired(job) or not _folders(job):
         raise NotInspectable(_("Job #%(job)d has no files. It wrote none, or they were deleted.") % {"job": job.pk})
-    if attempt.backend != cluster_name:
+    if resolve_cluster_name(attempt.backend) != cluster_name:
         sentence = _("The files of job #%(job)d are on another cluster. Choose a node spec of that cluster.")
         raise NotInspectable(sentence % {"job": job.pk})
     return job

@@ -58,17 +58,26 @@ END_SENTENCES = {
 
 FREE_END_SENTENCES = {
     EndReason.CODE_FAILED: gettext_lazy("Your code ended with an error. This run was free."),
+    EndReason.OUT_OF_MEMORY: gettext_lazy(
+        "The run used more memory than its nodes have. Choose a larger node spec or a smaller batch size. "
+        "This run was free."
+    ),
+    EndReason.DISK_FULL: gettext_lazy(
+        "The run wrote more than its nodes' disks hold. Write less, or delete old checkpoints during the run. "
+        "This run was free."
+    ),
+    EndReason.HUNG: gettext_lazy("The run hung: output, metrics and computation stopped. This run was free."),
     EndReason.TIME_LIMIT: gettext_lazy("The free run reached its time limit."),
     EndReason.CANCELLED: gettext_lazy("The run was cancelled. It was free."),
 }
-"""The sentences for free runs (free estimates and checks), where those of END_SENTENCES mention a charge."""
+"""The sentences for runs that cost nothing, such as checks, where those of END_SENTENCES mention a charge."""
 
 
 def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False) -> str:
     """Return why a job ended and who pays; empty for a job that has not ended.
 
-    `reason` is an EndReason or "", `failure` the last attempt's `runtime.specs.Failure` as JSON data. `is_free`: the
-    order has a price of 0.
+    `reason` is an EndReason or "", `failure` the last attempt's `runtime.specs.Failure` as JSON data. `is_free`:
+    nothing was charged.
     """
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
@@ -531,8 +540,10 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
     }
 
 
-def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
+def event_sentence(kind: str, data: Mapping[str, Any], *, is_free: bool = False) -> str:
     """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below.
+
+    `is_free`: the job has ended and nothing was charged.
 
     `kind` does not tell a retry or an end from other changes of state, so `data` decides about these two.
     """
@@ -544,7 +555,7 @@ def event_sentence(kind: str, data: Mapping[str, Any]) -> str:
     if data.get("retry"):
         return join_sentences(failure, retry_sentence(data))
     if data.get("reason"):
-        return join_sentences(end_sentence(str(data["reason"]), data.get("failure")), failure)
+        return join_sentences(end_sentence(str(data["reason"]), data.get("failure"), is_free=is_free), failure)
     if kind == "extended":
         return _("Extended: %(amount)s more are held in the wallet.") % {
             "amount": money(int(data["amount_minor"]), str(data["currency"]))

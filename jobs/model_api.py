@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 from django.urls import path
+from django.utils.translation import gettext as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -204,7 +205,7 @@ def _version_number(request: Request) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdecimal()):
-        raise InvalidInput(fields={"version": "Enter the number of a version."})
+        raise InvalidInput(fields={"version": _("Enter the number of a version.")})
     return int(text[:12])  # cut, because `int` refuses more than 4,300 digits; no version has a number of 12 digits
 
 

@@ -389,7 +389,7 @@ def _require_quota(organization: Organization, quota: Quota) -> None:
                 "Your organization has reached its limit of %(jobs)d queued or running jobs. Wait for one to "
                 "end, or cancel one."
             )
-            % {"jobs": open_jobs}
+            % {"jobs": quota.max_open_jobs}
         )
     if sentence := storage_refusal(organization):
         raise QuotaExceeded(sentence)

@@ -378,7 +378,10 @@ class LearningRateField(FormField, serializers.CharField):
         except InvalidOperation:
             raise ValidationError(_("The learning rate must be a number, for example 0.01 or 1e-3.")) from None
         # Compared as a float, because that is what the script reads: 1e-999 becomes 0 there, and 1e999 infinite.
-        if not rate.is_finite() or not 0 < float(rate) < math.inf or len(text) > MAX_LR_LENGTH:
+        if len(text) > MAX_LR_LENGTH:
+            sentence = _("The learning rate must have at most %(most)d characters.")
+            raise ValidationError(sentence % {"most": MAX_LR_LENGTH})
+        if not rate.is_finite() or not 0 < float(rate) < math.inf:
             raise ValidationError(_("The learning rate must be above 0."))
         return text
 

@@ -22,7 +22,10 @@ from runtime.errors import RuntimeFault
 CHUNK_BYTES = 1024 * 1024
 """Bytes of samples that one call to the cluster reads, so that no call takes long."""
 MAX_BYTES = 16 * CHUNK_BYTES
-"""Bytes of samples that are read per node: about those of a day."""
+"""Bytes of samples that are read per node, the latest ones: about those of a day."""
+MAX_TOTAL_BYTES = 256 * CHUNK_BYTES
+"""Bytes of samples that are read of all nodes together, because customers' code can fill the files. They are some
+seconds of reading, and of 200 nodes about the latest two hours."""
 MAX_SAMPLES = 1200
 """Samples parsed per node. Of more samples only every nth is parsed, because charts show far fewer points."""
 POINTS_SHOWN = 240
@@ -157,23 +160,25 @@ def _read(attempt: Attempt) -> _Usage:
     nodes: list[NodeUse] = []
     ranks: dict[int, RankUse] = {}
     for node in range(attempt.granted_nodes):
-        samples = _read_samples(attempt, node)
+        samples = _read_samples(attempt, node, min(MAX_BYTES, MAX_TOTAL_BYTES // attempt.granted_nodes))
         if samples:
             nodes.append(_node_use(node, samples))
             _add_ranks(ranks, node, samples)
     return _Usage(nodes, [ranks[rank] for rank in sorted(ranks)])
 
 
-def _read_samples(attempt: Attempt, node: int) -> list[dict[str, Any]]:
-    """Return a node's samples in order: about MAX_SAMPLES of them, and all of the last minute.
+def _read_samples(attempt: Attempt, node: int, max_bytes: int) -> list[dict[str, Any]]:
+    """Return a node's samples in order: about MAX_SAMPLES of the last `max_bytes`, and all of the last minute.
 
     Empty if the cluster does not answer.
     """
     lines: list[str] = []
-    offset = 0
+    offset = -max_bytes
+    chunk_bytes = min(CHUNK_BYTES, max_bytes)
     try:
-        while offset < MAX_BYTES:
-            chunk = cluster(attempt.backend).samples(attempt.run_name, node, offset, CHUNK_BYTES)
+        # One more read, because a chunk ends with its last complete line.
+        for _chunk in range(math.ceil(max_bytes / chunk_bytes) + 1):
+            chunk = cluster(attempt.backend).samples(attempt.run_name, node, offset, chunk_bytes)
             if not chunk.text:
                 break
             lines += chunk.text.splitlines()

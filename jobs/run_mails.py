@@ -68,7 +68,7 @@ def _job_mail(notification: Notification) -> tuple[str, str]:
     failure = attempt.failure if attempt else None
     context = {
         "job": job,
-        "sentence": end_sentence(job.reason, failure, is_free=job.order.quote.ceiling_minor == 0),
+        "sentence": end_sentence(job.reason, failure, is_free=notification.data["charged_minor"] == 0),
         "failure": failure_sentence(failure) if failure else "",
         "charged": money(notification.data["charged_minor"], notification.data["currency"]),
         "url": f"{settings.TRAINYARD_URL}{reverse('job_detail', args=[job.pk])}",

@@ -22,7 +22,7 @@ from billing.models import Quote, Receipt
 from console.accounts.models import Organization
 from console.core.errors import NotFound
 from jobs import clusters, resource_usage, results, usage, waiting
-from jobs.clusters import cluster, cluster_names
+from jobs.clusters import cluster, cluster_names, resolved_name
 from jobs.messages import (
     efficiency_sentence,
     end_sentence,
@@ -81,7 +81,8 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .values("count")
     )
     if len(cluster_names()) > 1:  # the only cluster runs all jobs, though node specs may have different names for it
-        queued_before = queued_before.filter(node_spec__cluster=OuterRef("node_spec__cluster"))
+        own_cluster = resolved_name("node_spec__cluster")
+        queued_before = queued_before.alias(cluster_name=own_cluster).filter(cluster_name=OuterRef("cluster_name"))
     running = (
         Attempt.objects.filter(finished_at=None, job__organization=OuterRef("organization"), job__state__in=ACTIVE)
         .order_by()
@@ -91,6 +92,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
     )
     return (
         _jobs_with_relations(organization)
+        .alias(cluster_name=resolved_name("node_spec__cluster"))
         .annotate(
             ahead=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(queued_before), 0)), default=0),
             running_nodes=Case(When(state=JobState.QUEUED, then=Coalesce(Subquery(running), 0)), default=0),
@@ -143,6 +145,7 @@ def refresh_job(job: Job) -> Job:
     fresh = (
         Job.objects.filter(pk=job.pk)
         .annotate(
+            held_minor=F("order__hold__amount_minor"),
             metered_minor=F("order__hold__metered_minor"),
             cluster_answers=F("node_spec__capacity_snapshot__answers"),
         )
@@ -154,7 +157,8 @@ def refresh_job(job: Job) -> Job:
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
-    fresh.order.hold.metered_minor = fresh.metered_minor
+    # An extension of a notebook raises the amount.
+    fresh.order.hold.amount_minor, fresh.order.hold.metered_minor = fresh.held_minor, fresh.metered_minor
     if snapshot is not None:
         snapshot.answers = fresh.cluster_answers
     return fresh
@@ -258,9 +262,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),
-        "sentence": end_sentence(
-            job.reason, attempts[-1].failure if attempts else None, is_free=job.order.quote.ceiling_minor == 0
-        ),
+        "sentence": end_sentence(job.reason, attempts[-1].failure if attempts else None, is_free=cost_minor(job) == 0),
         "waiting_for": waiting_for(job),
         "progress": progress(job, p50_seconds=float(job.order.quote.basis["p50_seconds"])),
         "attempts": [_attempt(job, attempt) for attempt in attempts],
@@ -325,8 +327,9 @@ class EventRow:
 
 def events(job: Job) -> list[EventRow]:
     """Return the job's events in order."""
-    rows = job.events.select_related("actor")
-    return [EventRow(event, event_sentence(event.kind, event.data)) for event in rows]
+    rows = list(job.events.select_related("actor"))
+    is_free = any(event.kind == "settled" and not event.data["total_minor"] for event in rows)
+    return [EventRow(event, event_sentence(event.kind, event.data, is_free=is_free)) for event in rows]
 
 
 class Metrics(NamedTuple):

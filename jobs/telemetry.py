@@ -6,6 +6,7 @@ all of them. Reads are therefore limited, parsing is lenient, links are not foll
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -27,6 +28,8 @@ from jobs.models import Attempt, Job, MetricPoint
 from jobs.points import add_epoch, count_finished_epochs, next_position
 from jobs.pubsub import publish_state
 from runtime.errors import RuntimeFault
+from storage.errors import StorageError
+from storage.paths import open_folder
 
 logger = logging.getLogger(__name__)
 
@@ -179,9 +182,9 @@ def ingest(*, attempt: Attempt) -> bool:
     cursor = copy.deepcopy(old_cursor)
     collector = PointCollector(cursor)
     # A script may report the same curve in several sources. It is then read only from the first that has it.
-    _read_metrics_file(folder / "run" / "metrics.jsonl", cursor, collector)
+    _read_metrics_file(folder, cursor, collector)
     in_metrics_file = _add_names(cursor, "in_metrics_file", collector)
-    _read_tensorboard(folder / "run" / "tensorboard", cursor, collector, skipped=in_metrics_file)
+    _read_tensorboard(folder, cursor, collector, skipped=in_metrics_file)
     in_files = _add_names(cursor, "named", collector)
     _read_log(attempt, cursor, collector, skipped=in_files)
     if cursor == old_cursor:
@@ -286,10 +289,10 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollecto
             collector.add(name, cursor["line"] if step is None else step, value, cursor.get("epoch"), at)
 
 
-def _read_metrics_file(path: Path, cursor: dict[str, Any], collector: PointCollector) -> None:
+def _read_metrics_file(run_folder: Path, cursor: dict[str, Any], collector: PointCollector) -> None:
     """Read new complete lines of METRICS_FILE."""
     offset = int(cursor.get("metrics", 0))
-    data = _read_regular(path, offset)
+    data = _read_metrics(run_folder, offset)
     complete_bytes = data.rfind(b"\n") + 1  # up to the end of the last complete line
     if complete_bytes == 0 and len(data) < MAX_READ_BYTES:
         return
@@ -328,10 +331,11 @@ def _read_record(line: bytes, cursor: dict[str, Any], collector: PointCollector)
 
 
 def _read_tensorboard(
-    folder: Path, cursor: dict[str, Any], collector: PointCollector, *, skipped: frozenset[str]
+    run_folder: Path, cursor: dict[str, Any], collector: PointCollector, *, skipped: frozenset[str]
 ) -> None:
     """Read new scalars of TensorBoard's event files. Curves in `skipped` are ignored, because METRICS_FILE has them."""
-    for scalar in read_scalars(folder, cursor.setdefault("tensorboard", {}), MAX_READ_BYTES):
+    offsets = cursor.setdefault("tensorboard", {})
+    for scalar in read_scalars(run_folder, ("run", "tensorboard"), offsets, MAX_READ_BYTES):
         name = _curve_name(scalar)
         if name not in skipped and math.isfinite(scalar.value):
             collector.add(name, scalar.step, scalar.value, epoch=None, at=_reported_time(scalar.wall_time))
@@ -406,11 +410,14 @@ def _canonical_name(name: str) -> str:
     return "_".join(full.get(word, word) for word in words if word)
 
 
-def _read_regular(path: Path, offset: int) -> bytes:
-    """Read up to MAX_READ_BYTES of a regular file from `offset`. Return nothing for links, pipes and missing files."""
-    file = open_regular(path)
-    if file is None:
-        return b""
-    with file:
-        file.seek(offset)
-        return file.read(MAX_READ_BYTES)
+def _read_metrics(run_folder: Path, offset: int) -> bytes:
+    """Read up to MAX_READ_BYTES of METRICS_FILE from `offset`. Return nothing for links, pipes and missing files."""
+    with (
+        contextlib.suppress(OSError, StorageError),  # the run's code has removed `run` or replaced it by a link
+        open_folder(root=run_folder, parts=("run",)) as folder,
+    ):
+        if file := open_regular("metrics.jsonl", folder=folder):
+            with file:
+                file.seek(offset)
+                return file.read(MAX_READ_BYTES)
+    return b""

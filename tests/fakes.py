@@ -151,6 +151,7 @@ class FakeBackend:
         with self._answering():
             run = self._run(name)
             stored = run.samples.get(node, b"")
+            offset = offset if offset >= 0 else max(0, len(stored) + offset)
             piece = stored[offset : offset + limit]
             piece = piece[: piece.rfind(b"\n") + 1]
             ended = run.status.phase is RunPhase.ENDED and offset + len(piece) >= len(stored)

@@ -131,7 +131,7 @@ def _row(notification: Notification) -> dict[str, Any]:
     if notification.kind.startswith("job."):
         text = f"#{data['job']} {data['name']}"
         href = reverse("job_detail", args=[data["job"]])
-        detail = end_sentence(data.get("reason", ""))
+        detail = end_sentence(data.get("reason", ""), is_free=data.get("charged_minor") == 0)
     elif notification.kind == "sweep.ended":
         text, detail = data["name"], sweep_end_sentence(data)
         href = reverse("sweep_detail", args=[data["sweep"]])

@@ -26,7 +26,7 @@ from console.accounts.services import require_active
 from console.core.enqueue import send
 from console.core.errors import CustomerError
 from console.notifications import services as notifications
-from jobs import estimates, orders, quotas
+from jobs import estimates, orders, packages, quotas
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, QuotaExceeded
 from jobs.models import Job, MetricPoint, Sweep, Trial
 from jobs.purchase import parse
@@ -202,8 +202,11 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     data["name"] = f"{sweep.name[:80]} #{number + 1}"  # cut, because a job's name has at most 100 characters
     # All trials read the versions of datasets and models that the sweep's quote names.
     purchase = parse(organization=organization, data=apply_parameters(data, suggestion.parameters), keeps_versions=True)
-    first_trial = sweep.trials.filter(number=0).select_related("job__script").first()
+    # All trials of a search run the script and the requirements of its first one. The files may have changed since.
+    search = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
+    first_trial = search.select_related("job__script", "job__packages").order_by("sweep", "number").first()
     script = None if first_trial else orders.read_script(purchase)
+    requirements = packages.requirements_of(first_trial.job) if first_trial else purchase.requirements
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))
     with transaction.atomic():
         locked = Sweep.objects.select_for_update(of=("self",)).select_related("hold").get(pk=sweep.pk)
@@ -225,11 +228,11 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             idempotency_key=f"quote:{quote.pk}",
             quota=quota,
             versions=purchase.dataset_versions,
-            requirements=purchase.requirements,
+            requirements=requirements,
             models=purchase.model_versions,
             columns=orders.job_columns(purchase, script)
             | {"image_digest": orders.pinned_digest(sweep.quote, purchase.image)}
-            | ({"script": first_trial.job.script} if first_trial else {}),  # all trials run the same script
+            | ({"script": first_trial.job.script} if first_trial else {}),
             parent=locked.hold,
         )
         Trial.objects.create(

@@ -19,7 +19,7 @@ from console.core.errors import InvalidInput
 from jobs import estimates, quotas
 from jobs.details import default_name
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
-from jobs.models import Product, Sweep, Trial
+from jobs.models import Sweep, Trial
 from jobs.orders import normalize_reason, pinned_image, pricing_inputs
 from jobs.purchase import parse
 from jobs.sweeps import selectors
@@ -149,6 +149,11 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
         raise InvalidInput(fields={"quote": _("This quote is not for a sweep. Buy it as a run.")})
     require_valid(quote)
     purchase = quote.purchase
+    try:
+        # Parsed again, because the customer may have deleted something since the quote, or the operator the product.
+        product = parse(organization=organization, data=purchase, keeps_versions=True).product
+    except InvalidInput as error:
+        raise ChoiceUnavailable(fields=error.fields) from error
     with transaction.atomic():
         quotas.lock_quota(organization)
         # Checked again under the lock, because a concurrent request may have bought the quote meanwhile.
@@ -166,7 +171,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
             quote=quote,
             hold=hold,
             extends=extends,
-            product=Product.objects.get(name=purchase["product"]),
+            product=product,
             name=purchase["name"] or default_name(purchase["code_path"]),
             idempotency_key=key,
             placed_by=membership.user,

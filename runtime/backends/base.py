@@ -77,6 +77,7 @@ class Backend(Protocol):
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         """Return a node's resource usage over time, as JSON lines of up to `limit` bytes in total. Raises RunNotFound.
 
+        A negative `offset` counts from the end. The first line may then be incomplete.
         `runtime.launcher.telemetry.sampling` defines the fields of a line.
         """
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from billing.models import NodeSpec, Receipt
 from console.core.errors import InvalidInput
-from jobs import circuit_breaker, clusters, dispatch, images, orders, reconciliation, results, tasks
+from jobs import circuit_breaker, clusters, dispatch, images, orders, reconciliation, results, selectors, tasks
 from jobs.clusters import cluster, stored_names
 from jobs.models import Attempt, ClusterStatus, Job
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -254,6 +254,13 @@ def test_rows_without_a_name_or_with_local_belong_to_the_first_cluster(settings)
     assert stored_names("local") == {"local"}
     with pytest.raises(BackendUnavailable, match="no cluster 'south'"):
         cluster("south")
+
+
+def test_jobs_of_all_names_of_a_cluster_wait_in_one_queue(customer):
+    NodeSpec.objects.filter(name="small").update(cluster="east")
+    for spec in ("nano", "medium", "small"):  # whose clusters are "", west and east
+        customer.job(node_spec=spec, nodes=1)
+    assert [job.ahead for job in selectors.jobs_for(customer.organization)] == [1, 0, 0]  # newest first
 
 
 def test_a_cluster_is_created_from_its_config(settings, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ def age(job, by):
     results.measure(job)
 
 
-def test_details_are_changed_and_jobs_found_by_them(api, customer):
+def test_details_are_changed_and_jobs_found_by_them(api, customer, notebook):
     job = customer.job(name="  First \n run ", tags=["mnist", "baseline", "mnist"])
     assert (job.name, job.tags) == ("First run", ["mnist", "baseline"])
     answer = patch(api, customer, job, notes="lr too high\r\n", tags=["mnist"])
@@ -39,6 +39,7 @@ def test_details_are_changed_and_jobs_found_by_them(api, customer):
     assert answer.json().items() >= changed.items()
     assert AuditEvent.objects.get(action="job.changed").data == {"fields": ["notes", "tags"]}
     assert patch(api, customer, job, name="").json()["name"] == "train.py"  # the script's, as for an order without one
+    assert patch(api, customer, notebook.job, name="").json()["name"] == customer.workspace.name
     assert customer.job(tags="a, b c").tags == ["a", "b", "c"]
     found = api(customer.membership).get("/api/v1/jobs/", {"name": "TRAIN", "tag": "mnist"}).json()["results"]
     assert [each["id"] for each in found] == [job.pk]

@@ -73,6 +73,8 @@ def test_an_invalid_spec_ends_free_without_a_retry(customer, backend):
         assert (job.state, job.reason, job.detail) == ("failed", reason, "It was deleted.")
         summary = selectors.summary(selectors.job_for(customer.organization, job.pk))
         assert summary["detail"].startswith(sentence)
+        sentences = summary["sentence"], *(row.sentence for row in selectors.events(job))
+        assert not [text for text in sentences if "You pay" in text]
         assert Receipt.objects.get(hold__order__job=job).total_minor == 0
     assert customer.wallet.held_minor == 0
 

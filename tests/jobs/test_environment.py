@@ -64,6 +64,7 @@ REFUSED = [
     ({"arguments": ["${LR"]}, "arguments", "${NAME}"),
     ({"arguments": ["$API_TOKEN"], "secrets": ["API_TOKEN"]}, "arguments", "can't contain the secret"),
     ({"arguments": ["$A" * 4], "environment": {"A": "x" * 30_000}}, "arguments", "too long"),
+    ({"arguments": ["$A" * 5], "environment": {"A": "🚂" * 8000}}, "arguments", "too long"),  # 160,000 bytes
 ]  # fmt: skip
 
 

@@ -156,6 +156,7 @@ def test_a_free_estimate_is_free_and_estimates_the_first_run_by_its_whole_epochs
     one = estimate(customer, nodes=1, epochs=10)
     assert (one.source, one.runs) == ("probe", 1)  # the stored name of free estimates
     assert one.p50_seconds == pytest.approx(200, abs=1)  # 3 epochs took 60 s
+    assert estimate(customer, nodes=1, workers_per_node=2).source == "reference", "with other ranks it measured nothing"
     two = estimate(customer, nodes=2, epochs=10)
     assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
     assert two.p90_seconds > one.p90_seconds / 2

@@ -1,6 +1,7 @@
 """Free runs: checks of an image, and free estimates that measure before the first purchase."""
 
 import json
+import shutil
 import time
 from datetime import timedelta
 
@@ -176,6 +177,19 @@ def test_hostile_reports_are_ignored(customer, tmp_path):
     for text in ("", "null", "[1]", "{", '{"findings": 3}', findings, "[" * 10**5):
         (folder / "rank-0.json").write_text(text)
         assert all(item.ok is None for item in checks.checklist(job)), text[:50]
+    other_job, other_attempt = running(customer)
+    report(customer, other_attempt, 0, python={"ok": False, "error": "leak"})
+    shutil.rmtree(folder)
+    folder.symlink_to(customer.backend.run_folder(other_attempt.run_name) / "run" / "check")
+    assert items(other_job)["python"].detail == "Rank 0: leak"
+    assert all(item.ok is None for item in checks.checklist(job)), "the check's code replaced its folder by a link"
+
+
+def test_forged_values_of_a_report_do_not_break_the_checklist(customer):
+    job, attempt = running(customer, nodes=1)
+    for value in (float("inf"), float("nan"), -1e308, 10**400, True):
+        report(customer, attempt, 0, clock={"data": {"at": value}}, run_dir={"data": {"free_bytes": value}})
+        assert items(job)["clock"].ok is not None, value
 
 
 # --- Free estimates ---------------------------------------------------------------------------------------------------

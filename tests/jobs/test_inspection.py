@@ -55,6 +55,9 @@ def test_a_job_that_is_foreign_open_elsewhere_or_without_files_cannot_be_inspect
     assert "has not ended" in refusal(customer, inspected_job=customer.started().job_id)
     with pytest.raises(NotInspectable, match="on another cluster"):
         inspection.find_job(organization=customer.organization, pk=failed.pk, cluster_name="hpc")
+    name = failed.attempts.get().backend
+    Attempt.objects.filter(job=failed).update(backend="")  # as an attempt of an older version has it
+    assert inspection.find_job(organization=customer.organization, pk=failed.pk, cluster_name=name) == failed
     remove(job=failed, user=None)
     assert "has no files" in refusal(customer, inspected_job=failed.pk)
 

@@ -45,6 +45,7 @@ def test_the_end_sentence_says_who_pays():
     for reason in EndReason:
         is_free = reason in {EndReason.NO_CAPACITY, EndReason.NODE_LOST, EndReason.PLATFORM_ERROR}
         assert ("The run is free." in messages.end_sentence(reason)) == is_free
+        assert "ou pay" not in messages.end_sentence(reason, is_free=True)
     assert messages.end_sentence("") == ""
 
 

@@ -10,7 +10,7 @@ from django.utils import timezone
 from billing.errors import InsufficientFunds
 from billing.models import HoldExtension, Quote
 from console.core.errors import InvalidInput
-from jobs import notebooks, orders, reconciliation
+from jobs import notebooks, orders, reconciliation, selectors
 from jobs.errors import ChoiceUnavailable, IdempotencyConflict, NotExtensible, QuotaExceeded, QuoteBought
 from jobs.models import Attempt, Job
 from runtime.specs import Outcome
@@ -54,7 +54,7 @@ def assert_extended(customer, attempt, *, hours: int):
 def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_new_ceiling(
     customer, notebook, sent_tasks, django_capture_on_commit_callbacks
 ):
-    quote = offer(customer, notebook)
+    quote, view = offer(customer, notebook), selectors.job_for(customer.organization, notebook.job_id)
     # The quote is for the whole time. What is held already is a part of its ceiling.
     assert quote.deadline_seconds == 3 * HOUR
     assert customer.wallet.held_minor == orders.held_minor(quote)
@@ -63,6 +63,7 @@ def test_a_notebook_runs_for_the_time_that_was_added_and_costs_no_more_than_its_
         assert buy(customer, quote).pk == buy(customer, quote).pk == notebook.job_id
     assert ("extend_job", notebook.job_id) in sent_tasks
     assert_extended(customer, notebook, hours=3)
+    assert selectors.summary(selectors.refresh_job(view))["ceiling_minor"] == customer.wallet.held_minor
     buy(customer, offer(customer, notebook))
     assert_extended(customer, notebook, hours=4)
     assert buy(customer, quote).deadline_seconds == 4 * HOUR  # the first request once more

@@ -68,6 +68,10 @@ def test_long_files_are_read_in_pieces_up_to_a_limit_and_averaged(customer, back
     monkeypatch.setattr(backend, "samples", lambda *given, real=backend.samples: reads.append(given) or real(*given))
     resource_usage.usage_of(attempt.job)
     assert 3 <= len(reads) <= 4, "MAX_BYTES are three pieces"
+    monkeypatch.setattr(resource_usage, "MAX_TOTAL_BYTES", 4096)
+    reads.clear()
+    (node,) = resource_usage.usage_of(attempt.job).nodes
+    assert (len(reads), node.at[-1]) == (2, 1000.0 + 4999), "the latest samples"
 
 
 def test_chart_and_table_agree_on_the_cpu_of_the_last_minute(customer, backend):

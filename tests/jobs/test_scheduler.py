@@ -6,8 +6,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from billing.models import Receipt
+from billing.models import NodeSpec, Receipt
 from jobs import dispatch, orders, reconciliation, scheduler
+from jobs.availability import Forecast
 from jobs.clusters import resources_of
 from jobs.models import Attempt, CapacitySnapshot, Job
 from jobs.states import JobState
@@ -76,6 +77,20 @@ def test_a_smaller_job_overtakes_a_larger_one_until_the_backfill_limit(customer)
     customer.end(attempt, Outcome.COMPLETED)
     dispatch.dispatch_queue()
     assert states(large, late) == ["starting", "starting"]
+
+
+def test_capacity_that_was_kept_for_a_job_is_free_in_forecasts_once_the_job_does_not_wait(customer):
+    filled(customer, nodes=6)  # which leaves 2 of the 8 cores
+    large = customer.job(node_spec="small", nodes=4)
+    age(large, scheduler.BACKFILL_LIMIT + timedelta(seconds=1))
+    late = customer.job(node_spec="nano", nodes=1)
+    dispatch.dispatch_queue()
+    nano = NodeSpec.objects.get(name="nano")
+    assert Forecast(customer.organization).start(nano, 1).code == "waits"
+    orders.cancel_jobs(membership=customer.membership, jobs=[late, large])
+    customer.job(node_spec="nano", nodes=5)  # 4 fit
+    dispatch.dispatch_queue()
+    assert Forecast(customer.organization).start(nano, 1).code == "now"
 
 
 def test_a_pass_takes_no_more_queries_for_more_waiting_jobs(customer, other, django_assert_max_num_queries):

@@ -9,8 +9,8 @@ from billing.models import CreditGrant, Hold, Quote, Receipt
 from billing.selectors import wallet
 from console.core.errors import InvalidInput
 from jobs import dispatch, orders, reconciliation
-from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuoteBought
-from jobs.models import Job, Sweep, Trial
+from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
+from jobs.models import Job, Product, Sweep, Trial
 from jobs.sweeps import progress, selectors
 from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop_sweep
 from jobs.sweeps.suggestions import PruningDecision, suggest
@@ -184,6 +184,10 @@ def test_a_full_queue_makes_the_sweep_wait_and_a_missing_script_ends_it(sweeper,
     customer.quota(max_open_jobs=10)
     progress.advance(sweep_pk=sweep.pk)
     assert sweep.trials.count() == 2
+    customer.quota(max_open_jobs=1)
+    with pytest.raises(QuotaExceeded, match="limit of 1 queued"):  # the limit, not the two open jobs
+        customer.job()
+    customer.quota(max_open_jobs=10)
     # Trials run the script of the order, but an order needs one in the folder too.
     (customer.folder / "train.py").unlink()
     sweeper.finish(sweep)
@@ -259,6 +263,29 @@ def test_trials_keep_the_prices_and_the_script_of_the_sweeps_order(sweeper, cust
     assert len(terms) == 2
     assert len(set(terms)) == 1
     assert len({trial.job.script for trial in sweep.trials.all()}) == 1
+
+
+def test_an_extension_runs_the_script_and_the_requirements_of_the_first_trial(sweeper, customer):
+    customer.write("requirements.txt", "einops\n")
+    sweep = sweeper.buy(trials=1, requirements="requirements.txt")
+    first = sweep.trials.get().job
+    Job.objects.filter(pk=first.pk).update(awaits_packages=False)
+    customer.write("requirements.txt", "ujson\n")
+    customer.write(first.code_path, "import torch\nprint('another script')\n")
+    sweeper.finish(sweep)
+    quote = quote_extension(membership=customer.membership, sweep=sweep, data={"trials": 1})
+    extension = place_sweep(membership=customer.membership, quote=quote)
+    progress.advance(sweep_pk=extension.pk)
+    job = extension.trials.get().job
+    assert (job.script, job.packages, job.requirements_path) == (first.script, first.packages, "requirements.txt")
+
+
+def test_a_quote_whose_product_was_deleted_is_refused(sweeper, customer):
+    quote = sweeper.quote()
+    Product.objects.filter(name=quote.purchase["product"]).delete()
+    with pytest.raises(ChoiceUnavailable):
+        place_sweep(membership=customer.membership, quote=quote)
+    assert customer.wallet.held_minor == 0
 
 
 def test_each_number_of_a_trial_is_ordered_once(sweeper):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -112,6 +113,17 @@ def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder
     assert curves(attempt)["loss"][-1][1] == 0.1
     assert MetricPoint.objects.get(step=10).at.timestamp() == 1700000000
     assert job_of(attempt).epoch == 0  # the first one has only begun
+
+
+def test_a_folder_that_the_code_replaced_by_a_link_is_not_read(customer, attempt, backend, folder):
+    other_folder = backend.run_folder(customer.started().run_name) / "run"
+    record(other_folder, {"secret": 1})
+    event_files.write(other_folder / "tensorboard", event_files.scalar("secret", 1, 42))
+    (folder / "tensorboard").symlink_to(other_folder / "tensorboard")
+    assert curves(attempt) == {}
+    shutil.rmtree(folder)
+    folder.symlink_to(other_folder)
+    assert curves(attempt) == {}
 
 
 REPORTS = [(epoch, step, epoch + step / 100) for epoch in range(5) for step in range(24)]

@@ -20,7 +20,7 @@ LIMIT = 1 << 20
 
 def read(folder, cursor=None, limit=LIMIT):
     cursor = {} if cursor is None else cursor
-    return [(point.tag, point.step, round(point.value, 4)) for point in read_scalars(folder, cursor, limit)]
+    return [(point.tag, point.step, round(point.value, 4)) for point in read_scalars(folder, (), cursor, limit)]
 
 
 def frame(data, length=None):

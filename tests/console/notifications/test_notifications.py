@@ -8,12 +8,13 @@ from billing import emails
 from console.accounts.roles import Role
 from console.notifications import services
 from console.notifications.models import Notification
-from jobs import run_mails
+from jobs import free_estimates, run_mails
 from jobs.messages import sweep_end_sentence
 from jobs.models import Sweep
 from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
+from tests.factories.jobs import start
 
 pytestmark = pytest.mark.django_db
 
@@ -37,6 +38,18 @@ def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_the_buyer(client, cu
         assert f"#{failed.pk} " in client.get(reverse("notification_list")).content.decode()
     client.force_login(MembershipFactory().user)
     assert f"#{failed.pk} " not in client.get(reverse("notification_list")).content.decode()
+
+
+def test_a_free_run_that_failed_is_not_said_to_cost_anything(client, customer, backend):
+    job = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form()).job
+    start(job)
+    backend.start(f"job-{job.pk}-1")
+    customer.end(job.attempts.get(), Outcome.OUT_OF_MEMORY)
+    run_mails.send_due()
+    [sent] = mail.outbox
+    client.force_login(customer.membership.user)
+    for text in (sent.body, client.get(reverse("notification_list")).text):
+        assert ("This run was free." in text, "You pay" in text) == (True, False)
 
 
 def test_the_end_of_a_sweep_is_mailed_in_place_of_its_trials(client, sweeper, customer):
