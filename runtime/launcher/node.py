@@ -13,12 +13,13 @@ import socket
 import time
 from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
+from .causes import first_cause
 from .echoes import is_echo_in_output
 from .masking import Mask
 from .node_limits import SILENCE_SECONDS, NodeLimits, NodePlan
 from .output import Output
 from .processes import Exit
-from .protocol import ConnectionLost, Link, Message, first_cause
+from .protocol import ConnectionLost, Link, Message
 from .ranklog import RankLog
 from .record import Record, Verdict
 from .topology import LaunchPlan

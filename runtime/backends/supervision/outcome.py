@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.backends.records import failure_from, latest, progress_at, restarts
-from runtime.launcher.protocol import first_cause
+from runtime.launcher.causes import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 RecordData = dict[str, Any]
