@@ -74,6 +74,15 @@ def failure_from(cause: Cause) -> Failure:
         data=dict(cause.get("data") or {}),
         node=cause.get("node"),
         rank=cause.get("rank"),
+def outcome_from(cause: Cause) -> Outcome:
+    """Return the outcome that a cause implies. A kind that no supervisor writes counts as a failure of the code.
+
+    A record that cannot be read would keep the run from ending, and in doubt a run is not free.
+    """
+    kind = cause["kind"]
+    return Outcome(kind) if kind in list(Outcome) else Outcome.CODE_FAILED
+
+
         exit_code=cause.get("exit_code"),
         signal=str(cause.get("signal") or ""),
         last_lines=tuple(str(line) for line in cause.get("last_lines") or ()),
@@ -108,9 +117,10 @@ def _code(cause: Cause) -> FailureCode:
     code = cause.get("code")
     if code in set(FailureCode):
         return FailureCode(code)
-    if cause["kind"] == Outcome.CODE_FAILED:
+    outcome = outcome_from(cause)
+    if outcome is Outcome.CODE_FAILED:
         return FailureCode.RANK_KILLED if cause.get("signal") else FailureCode.RANK_EXITED
-    return FailureCode(cause["kind"])
+    return FailureCode(outcome)
 
 
 def _describe(cause: Cause) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.backends.records import failure_from, latest, progress_at, restarts
+from runtime.backends.records import failure_from, latest, outcome_from, progress_at, restarts
 from runtime.launcher.causes import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
@@ -50,7 +50,7 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     has_ended = phase is RunPhase.ENDED
     finished_at = max(end_times, default=submitted_at) if has_ended else None
     cause = first_cause(_causes(records, last_members)) if has_ended else None
-    outcome = Outcome(cause["kind"]) if cause else Outcome.COMPLETED
+    outcome = outcome_from(cause) if cause else Outcome.COMPLETED
     return RunStatus(
         name=name,
         phase=phase,
