@@ -83,10 +83,33 @@ def outcome_from(cause: Cause) -> Outcome:
     return Outcome(kind) if kind in list(Outcome) else Outcome.CODE_FAILED
 
 
+def failure_from(cause: Cause) -> Failure:
+    """Convert a cause in a record to a Failure."""
+    cause = storable(cause)
+    return Failure(
+        message=str(cause.get("message") or _describe(cause)),
+        code=_code(cause),
+        data=dict(cause.get("data") or {}),
+        node=cause.get("node"),
+        rank=cause.get("rank"),
         exit_code=cause.get("exit_code"),
         signal=str(cause.get("signal") or ""),
         last_lines=tuple(str(line) for line in cause.get("last_lines") or ()),
     )
+
+
+def storable(value: Any) -> Any:
+    """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
+
+    The output of customer code may have NUL. If the console could not store how a run ended, the run would never end.
+    """
+    if isinstance(value, Mapping):
+        return {storable(name): storable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [storable(item) for item in value]
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def latest(records: Iterable[RecordData], field: str) -> float | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.backends.records import failure_from, latest, outcome_from, progress_at, restarts
+from runtime.backends.records import failure_from, latest, outcome_from, progress_at, restarts, storable
 from runtime.launcher.causes import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
@@ -118,7 +118,7 @@ def _node_status(record: RecordData) -> NodeStatus:
         started_at=record["started_at"],
         finished_at=record["seen_at"] if is_lost and record["finished_at"] is None else record["finished_at"],
         exit_code=record["exit_code"],
-        detail="The node's supervisor ended before the run did." if is_lost else record["detail"],
+        detail="The node's supervisor ended before the run did." if is_lost else storable(record["detail"]),
     )
 
 
