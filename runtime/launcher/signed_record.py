@@ -80,7 +80,7 @@ def _verify(signed: bytes, key: str) -> Optional[Dict[str, Any]]:
         return None
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None
     return data if isinstance(data, dict) else None
 

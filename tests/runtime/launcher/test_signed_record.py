@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from runtime.launcher import signed_record
 from runtime.launcher.causes import first_cause
 from runtime.launcher.signed_record import MAX_RECORD_BYTES, read_record, read_stop, sign_record, sign_stop
 
@@ -38,6 +39,12 @@ def test_a_signed_record_can_be_read():
         assert read_record(signed + b"\n", "key", run_name="job-1-1", node=0) == record
 
 
+def sign_nested(depth):
+    """Sign a record that is nested deeper than the json module encodes."""
+    body = b'{"run":"job-1-1","node":0,"causes":' + b"[" * depth + b"]" * depth + b"}"
+    return body[:-1] + b',"signature":"' + signed_record._signature(body, "key") + b'"}'
+
+
 @pytest.mark.parametrize(
     "signed",
     [
@@ -47,6 +54,7 @@ def test_a_signed_record_can_be_read():
         b"\xff\xfe",
         b'{"run":"job-1-1","node":0}',
         b'{"run":"job-1-1","node":0,"signature":""}',
+        sign_nested(1500),
         sign_record(RECORD, "another"),
         sign_record({**RECORD, "run": "job-1-2"}, "key"),
         sign_record({**RECORD, "node": 1}, "key"),
