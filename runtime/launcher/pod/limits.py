@@ -54,6 +54,11 @@ class PodLimits(NodeLimits):
                 int(plan["disk_bytes"]), writable_folders, by_quota=bool(plan.get("disk_by_quota"))
             )
 
+    def measure_before_start(self) -> None:
+        """Measure what the run's folders contain before it; may take seconds. Call this before the launcher starts."""
+        if self._disk is not None:
+            self._disk.measure_before_start()
+
     def note_launched(self) -> float:
         """Note that the launcher was started; return how many seconds the nodes may still take to meet.
 
