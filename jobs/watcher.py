@@ -15,7 +15,7 @@ from django.db import close_old_connections, connections
 from console.observability import heartbeats
 from jobs import reconciliation
 from jobs.clusters import cluster, cluster_names
-from runtime.errors import BackendUnavailable, RuntimeFault
+from runtime.errors import BackendUnavailable
 from runtime.specs import RunPhase
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,8 @@ class ClusterFollower:
             return True
         try:
             return cluster(self.name).describe(name).phase is RunPhase.ENDED
-        except RuntimeFault:
-            return True  # `reconciliation.follow` handles the error
+        except Exception:
+            return True  # `_read` handles the error of this run, so that the others are read
 
     def _read(self, name: str) -> None:
         """Update one run's job. An error is logged, and the next reconciliation tries again."""

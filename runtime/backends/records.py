@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,14 +45,16 @@ def is_well_formed(record: RecordData) -> bool:
 
 def _is_cause(cause: Cause) -> bool:
     """Return whether the values in a cause have the types and sizes that a supervisor writes."""
-    data = cause.get("data") or {}
+    data, lines = cause.get("data") or {}, cause.get("last_lines") or []
+    fields = {name: value for name, value in cause.items() if name not in {"data", "last_lines"}}
     return (
         cause.get("kind") in list(Outcome)  # in a set, a `kind` that is a list or an object would raise TypeError
         and _is_seconds(cause.get("at"))
         and all(cause.get(name) is None or _is_integer(cause[name]) for name in ("node", "rank", "exit_code"))
         and isinstance(cause.get("code", ""), str)
-        and isinstance(cause.get("last_lines") or [], list)
+        and isinstance(lines, list)
         and isinstance(data, Mapping)
+        and all(map(_is_plain, [*fields.values(), *lines, *data.values()]))
         and all(_is_seconds(data.get(name, 0.0)) for name in ("progress_at", "used_seconds", "seconds"))
         and len(json.dumps(cause)) <= _MAX_CAUSE_LENGTH
     )
@@ -62,12 +65,27 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value <= _MAX_TIME
 
 
+def _is_plain(value: object) -> bool:
+    """Return whether this is a text or a number that JSON has, and not a list or an object, which may be deep."""
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and abs(value) < _MAX_INTEGER
 
 
+def outcome_from(cause: Cause) -> Outcome:
+    """Return the outcome that a cause implies. A kind that no supervisor writes counts as a failure of the code.
+
+    A record that cannot be read would keep the run from ending, and in doubt a run is not free.
+    """
+    kind = cause["kind"]
+    return Outcome(kind) if kind in list(Outcome) else Outcome.CODE_FAILED
+
+
 def failure_from(cause: Cause) -> Failure:
     """Convert a cause in a record to a Failure."""
+    cause = storable(cause)
     return Failure(
         message=str(cause.get("message") or _describe(cause)),
         code=_code(cause),
@@ -78,6 +96,20 @@ def failure_from(cause: Cause) -> Failure:
         signal=str(cause.get("signal") or ""),
         last_lines=tuple(str(line) for line in cause.get("last_lines") or ()),
     )
+
+
+def storable(value: Any) -> Any:
+    """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
+
+    The output of customer code may have NUL. If the console could not store how a run ended, the run would never end.
+    """
+    if isinstance(value, Mapping):
+        return {storable(name): storable(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [storable(item) for item in value]
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
 
 
 def latest(records: Iterable[RecordData], field: str) -> float | None:
@@ -108,9 +140,10 @@ def _code(cause: Cause) -> FailureCode:
     code = cause.get("code")
     if code in set(FailureCode):
         return FailureCode(code)
-    if cause["kind"] == Outcome.CODE_FAILED:
+    outcome = outcome_from(cause)
+    if outcome is Outcome.CODE_FAILED:
         return FailureCode.RANK_KILLED if cause.get("signal") else FailureCode.RANK_EXITED
-    return FailureCode(cause["kind"])
+    return FailureCode(outcome)
 
 
 def _describe(cause: Cause) -> str:

@@ -14,9 +14,10 @@ import time
 from selectors import EVENT_READ, PollSelector
 from typing import Any, Iterable, List, Optional, Tuple
 
+from .causes import first_cause
 from .elastic import node_list
 from .processes import Exit, reap
-from .protocol import ConnectionLost, Link, Message, first_cause, new_cause
+from .protocol import ConnectionLost, Link, Message, new_cause
 from .rendezvous.peers import HEARTBEAT_SECONDS, Peers
 from .rendezvous.rounds import Rounds
 from .shells import Shells

@@ -35,6 +35,9 @@ _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
+_INITIAL_SECONDS = 1.0
+"""How long measuring one folder may take before the run. It delays the start of the ranks, and a second is enough for
+about a hundred thousand files on a local disk. If it takes longer, the run counts as having filled a full disk."""
 _FINAL_SECONDS = 10.0
 """How long measuring one folder may take after the run. If it takes longer, the run counts as having filled the disk.
 """
@@ -117,6 +120,8 @@ class DiskLimit:
     open files as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and
     the end are measured. `by_quota`: the limit is the rest of the organization's storage quota. The first
     `platform_bytes` of `run` do not count: they are for the platform's own files, if it writes such files there.
+
+    Call `measure_before_start` before customer code can write, since it sets the sizes to which the run adds.
     """
 
     def __init__(
@@ -137,8 +142,8 @@ class DiskLimit:
         self._folders = {name: Path(folder) for name, folder in folders.items()}
         # By the folder's name; empty between two measurements.
         self._measurements: Dict[str, _Measurement] = {}
-        # Of each folder, at its first measurement.
-        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}
+        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}  # of each folder, at its first measurement
+        self._knows_initial_sizes = False  # whether all of these measurements were complete before the run
         self._added_bytes: Dict[str, int] = {}  # since then, at its last measurement
         self._measuring_seconds = 0.0  # how long the current measurement has taken so far
         self._next_measurement_at = 0.0
@@ -148,16 +153,23 @@ class DiskLimit:
         """Whether a measurement is under way."""
         return bool(self._measurements)
 
+    def measure_before_start(self) -> None:
+        """Measure the folders, before customer code can write to them. Takes about `_INITIAL_SECONDS` each at most."""
+        for name, folder in self._folders.items():
+            if name not in self._initial_bytes:
+                usage = measure([folder], _INITIAL_SECONDS)
+                if usage is not None:
+                    self._initial_bytes[name] = usage.bytes
+        self._knows_initial_sizes = set(self._folders) <= set(self._initial_bytes)
+
     def check(self, now: float, record: Record) -> Optional[Verdict]:
         """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit, else None.
 
         This call also records the time of the newest checkpoint.
         """
         if not self._measurements:
-            if now < self._next_measurement_at:
-                return None
-            if self._has_initial_sizes and not self._repeats:
-                # Only `has_filled_the_disk` needs this node's measurements, and it takes the last one itself.
+            # Without `repeats`, only `has_filled_the_disk` needs measurements, and it takes the last one itself.
+            if now < self._next_measurement_at or not self._repeats:
                 return None
             self._measuring_seconds = 0.0
             self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
@@ -177,10 +189,6 @@ class DiskLimit:
         self._next_measurement_at = now + max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         return verdict
 
-    @property
-    def _has_initial_sizes(self) -> bool:
-        return set(self._folders) <= set(self._initial_bytes)
-
     def has_filled_the_disk(self) -> bool:
         """Whether the run itself filled the disk: it wrote about as much as its limit.
 
@@ -188,7 +196,7 @@ class DiskLimit:
 
         Call this after the run's end, if the disk is full.
         """
-        if not self._has_initial_sizes:
+        if not self._knows_initial_sizes:
             return True
         added_bytes = 0
         for name, folder in self._folders.items():
@@ -214,7 +222,8 @@ class DiskLimit:
             usage = measurement.usage
             if usage is None:
                 continue
-            # The first measurement sets the size before the run, except for deleted files: those are the run's own.
+            # A folder that took too long before the start has the size of its first measurement, with what the run had
+            # written by then. Deleted files are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
             added_bytes = usage.bytes - initial_bytes
             # Room that the platform's files do not use is no room for the other folders.

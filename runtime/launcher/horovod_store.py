@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
-        if length > _MAX_VALUE_BYTES or len(self.server.values) >= _MAX_KEYS:
+        if not 0 <= length <= _MAX_VALUE_BYTES or len(self.server.values) >= _MAX_KEYS:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return
         self.server.values[self.path] = self.rfile.read(length)

@@ -57,11 +57,11 @@ class Mask:
         return self.apply_to_cut_bytes(text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
 
     def apply_to_message(self, value: Any) -> Any:
-        """Return a value of a JSON message with the values replaced in all of its texts."""
+        """Return a value of a JSON message with the values replaced in its texts. Names of fields stay."""
         if isinstance(value, str):
             return self.apply_to_text(value)
         if isinstance(value, dict):
-            return {self.apply_to_text(str(name)): self.apply_to_message(item) for name, item in value.items()}
+            return {name: self.apply_to_message(item) for name, item in value.items()}
         if isinstance(value, list):
             return [self.apply_to_message(item) for item in value]
         return value

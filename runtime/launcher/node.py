@@ -13,12 +13,13 @@ import socket
 import time
 from typing import Any, Dict, Mapping, Optional, Protocol, Sequence
 
+from .causes import first_cause
 from .echoes import is_echo_in_output
 from .masking import Mask
 from .node_limits import SILENCE_SECONDS, NodeLimits, NodePlan
 from .output import Output
 from .processes import Exit
-from .protocol import ConnectionLost, Link, Message, first_cause
+from .protocol import ConnectionLost, Link, Message
 from .ranklog import RankLog
 from .record import Record, Verdict
 from .topology import LaunchPlan
@@ -169,7 +170,7 @@ class Node:
         elif kind == "running":
             self._note_running(message)
         elif kind == "cause":
-            self._add_cause(self._mask.apply_to_message(message["cause"]))
+            self._add_cause(self._mask_texts(message["cause"]))
         elif kind == "rank_ended" and message["aborted_late"]:
             self._accept_late_abort(message["rank"])
         elif kind == "members":
@@ -194,6 +195,16 @@ class Node:
             self._record.data.update(phase="running", started_at=now, progress_at=now)
             self._record.delay_notification(_START_NOTIFICATION_SECONDS)
         self._record.save()
+
+    def _mask_texts(self, cause: Message) -> Message:
+        """Return a cause with the values of secrets replaced in what customers read.
+
+        Customers choose these values. So words that decide the outcome, such as `kind` and `signal`, must stay.
+        """
+        texts: Message = {
+            name: self._mask.apply_to_message(cause[name]) for name in ("message", "data") if name in cause
+        }
+        return {**cause, **texts}
 
     def _add_cause(self, cause: Message) -> None:
         """Record a cause. If a limit explains a rank's failure or a lost node, that limit becomes the cause."""

@@ -103,7 +103,7 @@ class Record:
 
     @property
     def causes(self) -> List[Dict[str, Any]]:
-        """The causes that this node knows; `runtime.launcher.protocol.first_cause` finds the first."""
+        """The causes that this node knows; `causes.first_cause` finds the first."""
         return list(self.data["causes"])
 
     def add_cause(self, verdict: Verdict) -> None:

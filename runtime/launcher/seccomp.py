@@ -184,10 +184,13 @@ def pod_filter(protected_pids: Sequence[int], machine: str = "") -> Optional[byt
 
 
 def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
-    """Return rules that protect these processes: no call may end, stop or starve them, or make the kernel signal them.
+    """Return rules that protect these processes: no call with such a pid may end, stop, starve or signal them.
 
     Each pid is also the number of a process group, which is protected as well. Code may still do all this to its own
     processes, with one exception: it may set resource limits only for the calling process (`prlimit64` of pid 0).
+
+    Calls that name a thread can still reach the other threads of these processes, whose numbers no filter can know. A
+    pod's launcher that is killed so counts as killed by the code.
     """
     rules = [
         _Rule("prlimit64", 302, 261, errno.EPERM, (_differs(0, 0),)),

@@ -14,6 +14,8 @@ import hmac
 import json
 from typing import Any, Dict, Optional
 
+from .causes import first_cause
+
 MAX_RECORD_BYTES = 4096
 """Kubernetes keeps this many bytes of a container's termination message."""
 STOP_FILE = "stop.json"
@@ -24,13 +26,9 @@ _SIGNATURE_END = b'"}'
 _MAX_SHORT_LINES = 5
 """How many last lines of a cause a shortened record keeps: the exception and its nearest frames."""
 _MAX_SHORT_LINE_LENGTH = 160
-"""Characters that a shortened record keeps of each of these lines. Several causes then fit into MAX_RECORD_BYTES."""
+"""Characters that a shortened record keeps of each of these lines."""
 _MAX_SHORT_TEXT_LENGTH = 300
 """Characters that a shortened record keeps of a message: most messages are shorter."""
-_MAX_SHORT_CAUSES = 4
-"""How many causes a shortened record keeps. With the limits above, so many fit into MAX_RECORD_BYTES."""
-_FIRST_CAUSE_SECONDS = 1.0
-"""The causes of this time after the earliest are kept, because `protocol.first_cause` chooses among them."""
 
 
 def sign_record(record: Dict[str, Any], key: str, max_bytes: Optional[int] = None) -> bytes:
@@ -82,7 +80,7 @@ def _verify(signed: bytes, key: str) -> Optional[Dict[str, Any]]:
         return None
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None
     return data if isinstance(data, dict) else None
 
@@ -120,11 +118,9 @@ def _shorten_texts(record: Dict[str, Any]) -> Dict[str, Any]:
     return {**shorter, "detail": str(record.get("detail", ""))[:_MAX_SHORT_TEXT_LENGTH]}
 
 
-def _drop_later_causes(record: Dict[str, Any]) -> Dict[str, Any]:
-    """Keep the causes among which `protocol.first_cause` chooses. Echoes sort last."""
-    causes = sorted(record.get("causes", ()), key=lambda cause: (bool(cause.get("echo")), float(cause["at"])))
-    first_causes = [cause for cause in causes if cause["at"] - causes[0]["at"] <= _FIRST_CAUSE_SECONDS]
-    return {**record, "causes": first_causes[:_MAX_SHORT_CAUSES]}
+def _keep_first_cause(record: Dict[str, Any]) -> Dict[str, Any]:
+    first = first_cause(record.get("causes", ()))
+    return {**record, "causes": [] if first is None else [first]}
 
 
 def _drop_last_lines(record: Dict[str, Any]) -> Dict[str, Any]:
@@ -135,17 +131,17 @@ def _drop_earlier_members(record: Dict[str, Any]) -> Dict[str, Any]:
     return {**record, "members": record.get("members", [])[-1:]}
 
 
-def _keep_only_the_first_cause(record: Dict[str, Any]) -> Dict[str, Any]:
+def _drop_data_and_detail(record: Dict[str, Any]) -> Dict[str, Any]:
     shorter = _change_causes(record, data=lambda _data: {}, message=lambda text: str(text)[:_MAX_SHORT_LINE_LENGTH])
-    return {**shorter, "causes": shorter["causes"][:1], "members": [], "detail": ""}
+    return {**shorter, "members": [], "detail": ""}
 
 
 # In the order of use: the least important contents are left out first.
 _SHORTENING_STEPS = (
     _shorten_last_lines,
     _shorten_texts,
-    _drop_later_causes,
+    _keep_first_cause,
     _drop_last_lines,
     _drop_earlier_members,
-    _keep_only_the_first_cause,
+    _drop_data_and_detail,
 )

@@ -210,15 +210,33 @@ class WorkerGroup:
                 os.close(output)
 
     def start_rank(self, plan: Plan, local_rank: int, extra_environment: Optional[Mapping[str, str]] = None) -> Rank:
-        """Start one rank: warm if a forked rank is ready, else cold.
+        """Start one rank: warm if a forked rank is ready, else cold. Raises OSError.
 
         `extra_environment` has variables in addition to those of the contract.
         """
         report_fd, rank_report_fd = os.pipe()
         os.set_blocking(report_fd, False)
         counts_fd = open_counts()
+        try:
+            pid = self._start_process(plan, local_rank, rank_report_fd, counts_fd, extra_environment or {})
+        except OSError:
+            os.close(report_fd)
+            if counts_fd >= 0:
+                os.close(counts_fd)
+            raise
+        finally:
+            os.close(rank_report_fd)
+        rank = Rank(self._rank_ids[local_rank], pid, report_fd, counts_fd)
+        self._ranks_by_pid[pid] = rank
+        self._selector.register(report_fd, EVENT_READ, rank)
+        return rank
+
+    def _start_process(
+        self, plan: Plan, local_rank: int, rank_report_fd: int, counts_fd: int, extra_environment: Mapping[str, str]
+    ) -> int:
+        """Start the process of a rank, which inherits these descriptors; return its pid. Raises OSError."""
         contract = rank_environment(plan, local_rank)
-        environment = {**self._environment, **contract, **(extra_environment or {}), **self._variables, **self._secrets}
+        environment = {**self._environment, **contract, **extra_environment, **self._variables, **self._secrets}
         if "PYTHONPATH" in self._environment and environment["PYTHONPATH"] != self._environment["PYTHONPATH"]:
             # The order's own folders come first, but do not replace the platform's.
             environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], self._environment["PYTHONPATH"])
@@ -232,7 +250,7 @@ class WorkerGroup:
         inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
         # `WarmRanks.start` returns None if no forked rank is ready.
-        pid = self._warm_ranks.start(
+        return self._warm_ranks.start(
             arguments[4:],  # the script and its arguments: a forked rank has an interpreter already
             environment,
             folder=self._folder,
@@ -248,11 +266,6 @@ class WorkerGroup:
             new_session=True,
             delay_seconds=delay_seconds,
         )
-        os.close(rank_report_fd)
-        rank = Rank(self._rank_ids[local_rank], pid, report_fd, counts_fd)
-        self._ranks_by_pid[pid] = rank
-        self._selector.register(report_fd, EVENT_READ, rank)
-        return rank
 
     @property
     def folder(self) -> str:

@@ -165,9 +165,10 @@ class Owner:
         folder = self._root / SESSIONS_FOLDER / key
         folder.mkdir(parents=True, mode=0o700)
         try:
-            process = self._spawn(key, folder, request)
+            # Before the tool starts: if the disk refuses the record, no tool is left running.
             record = {"organization": request.organization_id, "user": request.user_id}
             (folder / RECORD).write_text(json.dumps(record))
+            process = self._spawn(key, folder, request)
         except BaseException:
             _remove(folder)
             raise

@@ -48,7 +48,8 @@ def test_unknown_run_names_and_an_error_with_one_run_stop_no_other(customer, bac
         backend.end(each.run_name, Outcome.COMPLETED)
     describe = backend.describe
     monkeypatch.setattr(backend, "describe", lambda name: 1 / 0 if name == attempt.run_name else describe(name))
-    watch({attempt.run_name}, {fine.run_name})
+    monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", 60.0)  # so that the second change asks whether it has ended
+    watch({attempt.run_name}, {attempt.run_name, fine.run_name})
     assert "could not be processed" in caplog.text
     assert Job.objects.get(pk=fine.job_id).state == JobState.SUCCEEDED
 

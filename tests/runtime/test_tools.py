@@ -101,6 +101,16 @@ def test_a_tool_sees_its_logs_and_nothing_else(root, request_of, tmp_path):
     assert set(seen["root"]) <= allowed | own | {"logs", "view", "opt"}
 
 
+def test_a_tool_is_started_only_once_its_session_can_be_found(root, request_of, monkeypatch):
+    """Without its record, nobody could find the tool or end it."""
+    monkeypatch.setattr(owner, "RECORD", "missing/record")
+    with owner_of_tools(root):
+        with pytest.raises(ToolsUnavailable):
+            control.start(root, request_of())
+        assert sandboxes(root) == []
+        assert list((root / control.SESSIONS_FOLDER).iterdir()) == []
+
+
 def test_sessions_are_limited_and_shared_by_the_same_request_only(root, request_of):
     with owner_of_tools(root, replace(LIMITS, per_organization=2, total=3)):
         first = control.start(root, request_of(1, 1))

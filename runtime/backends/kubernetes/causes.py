@@ -23,7 +23,7 @@ from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_
 from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, JobState, PodState, Termination
 from runtime.backends.records import Cause as Claim
 from runtime.backends.records import RecordData, failure_from
-from runtime.launcher.protocol import first_cause
+from runtime.launcher.causes import first_cause
 from runtime.specs import Failure, FailureCode, Outcome
 
 _MACHINE_LOSS_LAG_SECONDS = 120.0

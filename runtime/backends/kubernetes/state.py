@@ -26,6 +26,7 @@ from runtime.backends.kubernetes.objects import (
     timestamp,
     true_conditions,
 )
+from runtime.backends.records import storable
 from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunSpec, RunStatus, Span
 
 EXTERNALLY_DELETED = "Removed"
@@ -363,7 +364,7 @@ def dump_status(status: RunStatus) -> str:
 
 def load_status(text: str) -> RunStatus:
     """Read the output of `dump_status`."""
-    data = json.loads(text)
+    data = storable(json.loads(text))  # earlier versions stored NUL
     data["phase"] = RunPhase(data["phase"])
     data["outcome"] = Outcome(data["outcome"]) if data["outcome"] else None
     data["nodes"] = tuple(NodeStatus(**{**node, "phase": RunPhase(node["phase"])}) for node in data["nodes"])

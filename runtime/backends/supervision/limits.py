@@ -77,6 +77,10 @@ class Limits(NodeLimits):
         super().note_running(ranks_by_pid)
         self._ranks_by_pid = ranks_by_pid
 
+    def measure_before_start(self) -> None:
+        """Measure what the run's folders contain before it; may take seconds. Call this before the launcher starts."""
+        self._disk.measure_before_start()
+
     @property
     def check_interval(self) -> float:
         """How many seconds to wait between two checks."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.backends.records import failure_from, latest, progress_at, restarts
-from runtime.launcher.protocol import first_cause
+from runtime.backends.records import failure_from, latest, outcome_from, progress_at, restarts, storable
+from runtime.launcher.causes import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 
 RecordData = dict[str, Any]
@@ -50,7 +50,7 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     has_ended = phase is RunPhase.ENDED
     finished_at = max(end_times, default=submitted_at) if has_ended else None
     cause = first_cause(_causes(records, last_members)) if has_ended else None
-    outcome = Outcome(cause["kind"]) if cause else Outcome.COMPLETED
+    outcome = outcome_from(cause) if cause else Outcome.COMPLETED
     return RunStatus(
         name=name,
         phase=phase,
@@ -118,7 +118,7 @@ def _node_status(record: RecordData) -> NodeStatus:
         started_at=record["started_at"],
         finished_at=record["seen_at"] if is_lost and record["finished_at"] is None else record["finished_at"],
         exit_code=record["exit_code"],
-        detail="The node's supervisor ended before the run did." if is_lost else record["detail"],
+        detail="The node's supervisor ended before the run did." if is_lost else storable(record["detail"]),
     )
 
 

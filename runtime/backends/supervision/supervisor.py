@@ -84,6 +84,7 @@ class Supervisor(Node):
         self._record.reserve_space()
         resource_limits.raise_own_priority()
         self._catch_signals()
+        self._limits.measure_before_start()
         self._start(plan["ranks"], plan["listener"], plan["launcher"])
         self._run_loop()
         if self._shell_socket is not None:

@@ -58,6 +58,11 @@ class PodLimits(NodeLimits):
                 platform_bytes=int(plan.get("platform_bytes", 0)),
             )
 
+    def measure_before_start(self) -> None:
+        """Measure what the run's folders contain before it; may take seconds. Call this before the launcher starts."""
+        if self._disk is not None:
+            self._disk.measure_before_start()
+
     def note_launched(self) -> float:
         """Note that the launcher was started; return how many seconds the nodes may still take to meet.
 

@@ -93,6 +93,7 @@ class PodNode(Node):
         """Run the node to its end; return the exit code of this process."""
         self._create_folders()
         self._record.create()
+        self._limits.measure_before_start()
         if self._node:
             self._hub_lookup = NameLookup(self._plan["names"][0])
             self._selector.register(self._hub_lookup, selectors.EVENT_READ, self._hub_lookup)

@@ -61,8 +61,9 @@ class PodTree:
     def _prepare(self) -> None:
         """Set signals, limits and the system call filter, in the new process, before the launcher is executed."""
         unblock_signals()
-        # No core files, since they would fill the storage.
-        for limit_kind, limit in ((resource.RLIMIT_NOFILE, _MAX_OPEN_FILES), (resource.RLIMIT_CORE, 0)):
+        # No core dumps, since they would fill the storage. Where the kernel pipes them to a program, only a limit of 1
+        # turns them off; see core(5).
+        for limit_kind, limit in ((resource.RLIMIT_NOFILE, _MAX_OPEN_FILES), (resource.RLIMIT_CORE, 1)):
             _soft, hard = resource.getrlimit(limit_kind)
             resource.setrlimit(limit_kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         # The filter protects the pod's first process, and this one, which becomes the launcher.

@@ -336,3 +336,5 @@ def test_an_elastic_run_pays_for_the_nodes_that_are_left():
 def test_a_final_status_round_trips_through_json():
     status = status_of(FAILED, ended(0), ended(1, 1), records={1: record(RANK_1_EXITED)})
     assert load_status(dump_status(status)) == status
+    with_nul = dataclasses.replace(status, failure=dataclasses.replace(status.failure, message="a\0"))
+    assert load_status(dump_status(with_nul)).failure.message == "a\ufffd", "as it was stored by earlier versions"

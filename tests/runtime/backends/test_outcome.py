@@ -84,6 +84,19 @@ def test_a_cause_becomes_a_failure_with_its_code_and_data():
     assert (failure.code, failure.data, failure.message) == (FailureCode.DISK_FULL, {"limit_mib": 5}, "Full.")
 
 
+def test_characters_that_no_database_stores_are_replaced():
+    lines, data = ["a\0b", "c\ud800"], {"exception": "E\0"}
+    failed = cause("code_failed", 12.0, 0, code="rank_raised", rank=0, data=data, last_lines=lines)
+    status = merge("r", 1.0, [record(0, causes=[failed], detail="d\0")])
+    assert status.failure.last_lines == ("a\ufffdb", "c\ufffd")
+    assert (status.failure.message, status.nodes[0].detail) == ("Rank 0 on node 0 raised E\ufffd", "d\ufffd")
+
+
+def test_a_kind_that_cannot_be_read_is_a_failure_of_the_code():
+    status = merge("r", 1.0, [record(0, causes=[cause("***", 12.0, 0, code="***", rank=0, exit_code=3)])])
+    assert (status.outcome, status.failure.code) == (Outcome.CODE_FAILED, FailureCode.RANK_EXITED)
+
+
 def test_progress_is_the_latest_sign_of_any_node_or_the_date_of_a_hang():
     records = [record(0, progress_at=12.0), record(1, progress_at=14.0)]
     assert merge("r", 1.0, records).progress_at == 14.0

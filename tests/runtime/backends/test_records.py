@@ -23,6 +23,11 @@ class SecretOnly:
         return {"data": {"record_key": base64.b64encode(KEY.encode()).decode()}}
 
 
+def nested(depth):
+    """Return lists in lists. The json module can encode 900 levels of them, but `dump_status` cannot."""
+    return [nested(depth - 1)] if depth else []
+
+
 def records_of(record):
     runs = Runs(SecretOnly(), None, None, lambda: None)  # without settings, folders and capacity
     pod = ended(0, 3, termination_message=sign_record(record, KEY).decode())
@@ -52,10 +57,14 @@ def test_a_record_without_optional_values_is_well_formed():
         {"causes": [{**CAUSE, "data": "none"}]},
         {"causes": [{**CAUSE, "data": {"used_seconds": "1"}}]},
         {"causes": [{**CAUSE, "code": "hung", "data": {"seconds": None}}]},
+        {"causes": [{**CAUSE, "data": {"limit_mib": float("inf")}}]},
+        {"causes": [{**CAUSE, "data": {"exception": nested(900)}}]},
+        {"causes": [{**CAUSE, "message": nested(2)}]},
         {"causes": [{**CAUSE, "last_lines": 20}]},
+        {"causes": [{**CAUSE, "last_lines": [nested(2)]}]},
         {"causes": [CAUSE, {**CAUSE, "message": "m" * (1 << 16)}]},
     ],
-    ids=repr,
+    ids=lambda change: repr(change)[:100],
 )
 def test_a_malformed_record_is_ignored_in_spite_of_its_signature(change):
     assert not is_well_formed({**RECORD, **change})

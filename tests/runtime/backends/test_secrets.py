@@ -30,7 +30,7 @@ def run(harness):
         arguments=("--lr", "$LR", "${RANK}of$WORLD_SIZE", "$$HOME", "$NCCL_DEBUG", "$HOME", "$API_TOKEN"),
         expands_arguments=True,
         environment={"NCCL_DEBUG": "INFO"},
-        secrets={"API_TOKEN": VALUE},
+        secrets={"API_TOKEN": VALUE, "WORD": "code_failed"},  # a word of the record, which must stay
     )
     ended = harness.wait_for_outcome(Outcome.CODE_FAILED)
     for rank in range(2):

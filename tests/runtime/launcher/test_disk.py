@@ -135,9 +135,27 @@ def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, availabl
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
     disk_limit = disk.DiskLimit(1 << 30, folders, available_bytes=available_mib << 20, repeats=False)
     assert disk_limit.has_filled_the_disk(), "nothing was measured before the run, so in doubt it has"
-    # This measures the folders before the run.
-    assert disk_limit.check(1.0, Record(tmp_path, None, node=0, address="")) is None
+    disk_limit.measure_before_start()
     for name in ("run", "checkpoints"):
         assert not disk_limit.has_filled_the_disk()
         (tmp_path / name / "half").write_bytes(bytes(1 << 20))
     assert disk_limit.has_filled_the_disk() is is_filled
+
+
+def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeypatch):
+    folders = {name: str(tmp_path / name) for name in ("run", "checkpoints", "workspace")}
+    for folder in (*folders.values(), tmp_path / "nodes"):
+        Path(folder).mkdir()
+    (tmp_path / "checkpoints" / "earlier").write_bytes(bytes(4 << 20))
+    disk_limit = disk.DiskLimit(1 << 20, folders)
+    disk_limit.measure_before_start()
+    (tmp_path / "checkpoints" / "at-once").write_bytes(bytes(2 << 20))
+    verdict = disk_limit.check(1.0, Record(tmp_path, None, node=0, address=""))
+    assert (verdict.code, verdict.data) == ("disk_full", {"used_mib": 2, "limit_mib": 1})
+    monkeypatch.setattr(disk, "_INITIAL_SECONDS", 0.0)
+    for number in range(200):  # too many for a time limit of 0 s
+        (tmp_path / "workspace" / str(number)).touch()
+    large = disk.DiskLimit(1 << 40, folders)
+    large.measure_before_start()
+    assert large.check(1.0, Record(tmp_path, None, node=0, address="")) is None
+    assert large.has_filled_the_disk(), "the workspace was too large to be measured before the run, so in doubt it has"

@@ -51,9 +51,10 @@ def test_values_are_kept_until_they_are_deleted_or_a_round_begins(server, client
     assert ask(client, "GET", "/global/0") == (404, b"")
 
 
-def test_a_value_too_large_is_refused(client):
+@pytest.mark.parametrize("length", [1 << 30, -1])
+def test_a_value_too_large_is_refused(client, length):
     client.putrequest("PUT", "/scope/key")
-    client.putheader("Content-Length", str(1 << 30))
+    client.putheader("Content-Length", str(length))
     client.endheaders()
     assert client.getresponse().status == 413
 

@@ -42,9 +42,10 @@ def test_values_of_several_lines_are_replaced_line_by_line():
     mask = Mask(["-----BEGIN KEY-----\nMIIBVwIBADANBg\n-----END KEY-----\n", "short", "with spaces  "])
     assert mask.apply_to_text("a MIIBVwIBADANBg b\\n-----END KEY-----") == "a *** b\\n***"
     assert mask.apply_to_text("short with spaces") == "short ***"
-    assert mask.apply_to_message({"message": "no MIIBVwIBADANBg", "data": {"lines": ["with spaces  ", 3, None]}}) == {
-        "message": "no ***", "data": {"lines": ["***", 3, None]},
-    }  # fmt: skip
+    lines = ["with spaces  ", "no MIIBVwIBADANBg", 3, None]
+    assert mask.apply_to_message({"with spaces": {"lines": lines}}) == {
+        "with spaces": {"lines": ["***", "no ***", 3, None]}
+    }, "names of fields stay"
 
 
 def test_the_end_of_a_text_that_was_cut_is_replaced():

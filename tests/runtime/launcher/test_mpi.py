@@ -4,11 +4,16 @@ A stub is what mpirun starts in place of a rank or of ssh. It asks the launcher 
 on another node, and gets as answer how that ended.
 """
 
+import os
+from pathlib import Path
 from selectors import DefaultSelector
 from types import SimpleNamespace
 
-from runtime.launcher import mpi
+import pytest
+
+from runtime.launcher import mpi, worker_group
 from runtime.launcher.elastic import Round, round_plan
+from runtime.launcher.warm.client import WarmRanks
 from tests.runtime.launcher.test_topology import PLAN
 
 
@@ -72,6 +77,17 @@ def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
     cause = created.handle_timers(now=0.0)
     assert (started, answers) == ([0], [{"exit_code": 1, "signal": ""}])
     assert (cause["kind"], cause["code"]) == ("code_failed", "too_many_processes")
+
+
+def test_a_rank_that_cannot_be_started_leaves_no_descriptor_open(monkeypatch):
+    """Code could otherwise use up the launcher's descriptors by requests to start ranks."""
+    launch_plan = {"outputs": [1], "python": "", "environment": {}, "local_rank_flag": False, "folder": "/"}
+    group = worker_group.WorkerGroup(DefaultSelector(), PLAN, launch_plan, WarmRanks(None))
+    monkeypatch.setattr(worker_group, "spawn", lambda *_arguments, **_more: os.open("/none", os.O_RDONLY))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="none"):
+        group.start_rank(PLAN, 0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_an_mpi_daemon_that_cannot_be_started_is_reported_as_ended(monkeypatch):

@@ -1,5 +1,7 @@
 """The limits of a node in a Pod, with a fake clock that starts at 1000 s."""
 
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -141,6 +143,15 @@ def test_the_exit_of_a_launcher_is_explained_by_what_came_before(clock, record, 
     counters.oom_kills = 1
     assert limits.explain_exit(KILLED).kind == "out_of_memory"
     assert limits.explain_exit(Exit(7, 1, "")).code == "launcher_killed", "a kill for lack of memory is a SIGKILL"
+
+
+def test_processes_of_a_pod_dump_no_core():
+    """Not even where the kernel pipes them to a program, which it does with a limit of 0."""
+    code = (
+        "import resource; from runtime.launcher.pod.process_tree import PodTree; PodTree()._prepare(); "
+        "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
 def test_the_deadline_thread_acts_only_if_the_main_thread_is_late(monkeypatch):

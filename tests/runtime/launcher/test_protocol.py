@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from runtime.launcher.protocol import MAX_LINE_BYTES, ConnectionLost, Link, first_cause
+from runtime.launcher.causes import first_cause
+from runtime.launcher.protocol import MAX_LINE_BYTES, ConnectionLost, Link
 
 
 def failed(at, rank, signal="", **more):
