@@ -14,6 +14,7 @@ from console.accounts.services import is_active
 from console.notifications.services import create_webhook
 from jobs import results
 from storage import selectors
+from tests.console.routes import routes_of
 from tests.factories.accounts import MembershipFactory
 from tests.factories.notebooks import sell_notebook
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
@@ -187,6 +188,20 @@ def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization
     assert client.get(reverse("overview"))["Location"] == reverse("organization_new")
     client.post(reverse("organization_new"), {"name": "Second try"})
     assert b"Second try" in client.get(reverse("overview")).content
+
+
+PLACEHOLDERS = {"int": "1", "uuid": "8b7e1f5e-3c0a-4d6b-9a55-2f1f0c5d7e11"}
+"""What stands for an argument in the test below, by its converter; "x" stands for all others."""
+
+
+def test_no_page_fails_before_activation(owner, browser):
+    client = browser(owner)
+    client.raise_request_exception = False
+    for route, _entry in routes_of("console.web.urls"):
+        path = re.sub(r"<(?:(\w+):)?\w+>", lambda argument: PLACEHOLDERS.get(argument[1], "x"), f"/{route}")
+        assert client.get(path).status_code < 500, path
+    switched_off = client.post(reverse("automatic_top_up_off"), follow=True)
+    assert b"Activate the distributed training service first" in switched_off.content
 
 
 def test_errors_and_pages_of_the_account_have_the_consoles_frame(client, owner_page):
