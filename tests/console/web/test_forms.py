@@ -47,6 +47,8 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
     assert saved == {"message": "Saved.", "version": files.stat(root=customer.folder, path="notes/a.md").version}
     assert (customer.folder / "notes/a.md").read_bytes() == b"\r\nhi\r\n"
 
+    for invalid in ("{}", "[" * 100_000):  # deeply nested JSON too
+        assert owner_page.post(save, invalid, content_type="application/json").status_code == 400
     def send(name, source, target):
         form = {"source": source, "target": target}
         return _text(owner_page.post(reverse(name, args=["main"]), form, follow=True))
