@@ -17,6 +17,7 @@ from storage import files, selectors
 from storage.models import Dataset, DeletedFile, Workspace
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import Customer
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 TOUCHED = "product,framework,image,workspace,code_path,lr,epochs,nodes,ceiling_minor,max_seconds"
 """Fields that the customer has edited. Errors of other fields are not shown yet."""
@@ -46,9 +47,9 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
     saved = owner_page.post(save, {"text": "\r\nhi\r\n", "version": ""}, content_type="application/json").json()
     assert saved == {"message": "Saved.", "version": files.stat(root=customer.folder, path="notes/a.md").version}
     assert (customer.folder / "notes/a.md").read_bytes() == b"\r\nhi\r\n"
-
     for invalid in ("{}", "[" * 100_000):  # deeply nested JSON too
         assert owner_page.post(save, invalid, content_type="application/json").status_code == 400
+
     def send(name, source, target):
         form = {"source": source, "target": target}
         return _text(owner_page.post(reverse(name, args=["main"]), form, follow=True))
@@ -100,7 +101,9 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
     names = [re.findall(r"(?:folder|file)/many/(\w)\"", page) for page in shown]
     assert names == [["z", "a"], ["b", "c"]]
     assert "Your organization uses" in shown[0]
-    assert owner_page.get(f"{url}?after=x").status_code == 302  # an invalid position leads to the workspace's page
+    DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"), number=1)
+    for page in (url, reverse("dataset_version", args=["digits", 1])):
+        assert owner_page.get(f"{page}?after=x").status_code == 302, page  # an invalid position leads to the first page
 
 
 def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(customer, owner_page):
