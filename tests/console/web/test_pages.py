@@ -171,6 +171,12 @@ def test_a_form_of_an_ended_session_returns_to_its_page(db, client):
     ):  # fmt: skip
         answer = client.post(reverse("job_cancel", args=[7]), headers={"Referer": referer})
         assert (answer.status_code, parse_qs(urlsplit(answer.url).query)) == (302, {"next": [page]}), referer
+    for name, arguments in (  # actions of a person rather than of a member
+        ("invitation_accept", ["token"]), ("organization_switch", []), ("security_end_session", [1]),
+        ("security_end_sessions", []), ("security_end_client_access", ["client"]),
+    ):  # fmt: skip
+        answer = client.post(reverse(name, args=arguments), headers={"Referer": "http://testserver/security/"})
+        assert parse_qs(urlsplit(answer.url).query) == {"next": ["/security/"]}, name
 
 
 def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization(owner, browser):
