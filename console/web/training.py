@@ -8,7 +8,6 @@ import posixpath
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -35,7 +34,7 @@ from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, error_text, member
-from console.web.amounts import parse_row_id, parse_seconds
+from console.web.amounts import parse_row_id, parse_seconds, time_text
 from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, free_estimates, orders, packages, reruns, script_data
@@ -530,7 +529,7 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
             "models": purchase.get("models", []),
             "from_checkpoint": purchase.get("from_checkpoint") or "",
             "ceiling": f"{to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
-            "max_time": f"{Decimal(max_seconds) / 60:f}" if max_seconds else "",
+            "max_time": time_text(max_seconds, 60) if max_seconds else "",
             "rerun_of": job.pk,
             "tags": ", ".join(job.tags),
         }
