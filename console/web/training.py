@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import posixpath
@@ -106,7 +107,7 @@ MAX_SCRIPTS = 300
 MAX_CHECKPOINT_JOBS = 20
 """How many earlier jobs the form offers to start from. A link on a job's page opens the form with any other job."""
 MAX_FOLDERS = 200
-"""The search for scripts ends when it has found more folders than this: the form is shown only after the search."""
+"""How many folders are searched for scripts: the form is shown only after the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
 """Folders that are not searched, because programs write them."""
 
@@ -562,12 +563,12 @@ def specs_on_offer(currency: str) -> list[SpecChoice]:
 
 
 def _scripts(workspace: Workspace) -> list[str]:
-    """Return the paths of a workspace's Python files, breadth first: at most MAX_SCRIPTS, and until MAX_FOLDERS."""
+    """Return the paths of a workspace's Python files, breadth first: at most MAX_SCRIPTS, of MAX_FOLDERS folders."""
     root: Path = storage.workspace_folder(workspace)
     scripts: list[str] = []
     folders = [""]
-    for folder in folders:  # the loop also visits the folders that it appends
-        if len(folders) > MAX_FOLDERS or len(scripts) >= MAX_SCRIPTS:
+    for folder in itertools.islice(folders, MAX_FOLDERS):  # the loop also visits the folders that it appends
+        if len(scripts) >= MAX_SCRIPTS:
             break
         try:
             entries = files.list_folder(root=root, path=folder).entries

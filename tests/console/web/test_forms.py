@@ -11,7 +11,7 @@ from django.urls import reverse
 from billing.models import Quote, TopUp
 from console.accounts.models import Membership
 from console.accounts.roles import Role
-from console.web import workspaces
+from console.web import training, workspaces
 from jobs.models import Job, Order
 from storage import files, selectors
 from storage.models import Dataset, DeletedFile, Workspace
@@ -236,6 +236,14 @@ def test_a_script_is_picked_from_a_tree_and_read(customer, stranger, owner_page,
         assert "script-text" not in read(owner_page, path)
     assert "script-text" not in read(browser(stranger), "train.py")
     assert "Choose a script" in read(owner_page, "")
+
+
+def test_scripts_are_searched_in_a_limited_number_of_folders(customer, owner_page, monkeypatch):
+    monkeypatch.setattr(training, "MAX_FOLDERS", 2)  # of five: the top, and the first in it
+    for name in ("a", "b", "c", "d"):
+        customer.write(f"{name}/script.py", "")
+    offered = owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}).text
+    assert re.findall(r'<option value="(\w/\w+\.py)"', offered) == ["a/script.py"]
 
 
 def test_a_quote_is_compared_with_other_nodes(customer, owner_page):
