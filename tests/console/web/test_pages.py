@@ -192,6 +192,8 @@ def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization
     assert not is_active(owner.organization)
     owner.delete()  # the membership: the person has no organization any more
     assert client.get(reverse("overview"))["Location"] == reverse("organization_new")
+    polled = client.get(reverse("job_list"), headers={"HX-Request": "true"})
+    assert polled["HX-Redirect"] == reverse("organization_new")
     client.post(reverse("organization_new"), {"name": "Second try"})
     assert b"Second try" in client.get(reverse("overview")).content
 
