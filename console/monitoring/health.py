@@ -18,7 +18,6 @@ from typing import Any
 
 import redis
 from django.conf import settings
-from django.contrib.auth.decorators import login_not_required
 from django.db import Error as DatabaseError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
@@ -79,7 +78,6 @@ class CheckResult:
 
 @never_cache
 @require_safe
-@login_not_required
 def live(_request: HttpRequest) -> HttpResponseBase:
     """Return 200, because a process that hangs does not respond at all."""
     return JsonResponse({"status": OK})
@@ -87,7 +85,6 @@ def live(_request: HttpRequest) -> HttpResponseBase:
 
 @never_cache
 @require_safe
-@login_not_required
 def ready(request: HttpRequest) -> HttpResponseBase:
     """Return 503 if this process should get no traffic, else 200; the body lists every check."""
     results = checks()

@@ -15,7 +15,6 @@ from typing import Any
 
 import redis
 from django.conf import settings
-from django.contrib.auth.decorators import login_not_required
 from django.db import Error as DatabaseError
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -45,7 +44,6 @@ UNACKNOWLEDGED = "unacked"
 
 @never_cache
 @require_safe
-@login_not_required
 def metrics(request: HttpRequest) -> HttpResponseBase:
     """Return the metrics to a request with METRICS_TOKEN, and 404 to every other request."""
     if not has_metrics_token(request):

@@ -113,10 +113,9 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
         @require_log_in
         @wraps(view)
         def wrapper(request: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> HttpResponseBase:
-            if request.membership is None:
-                return redirect("organization_new")
-            if request.lacks_second_factor:
-                return HttpResponseClientRedirect(reverse("security")) if is_htmx(request) else redirect("security")
+            if request.membership is None or request.lacks_second_factor:
+                page = reverse("organization_new" if request.membership is None else "security")
+                return HttpResponseClientRedirect(page) if is_htmx(request) else redirect(page)
             if not request.membership.allows(capability):
                 raise PermissionDenied(str(NotAllowed.message))
             try:

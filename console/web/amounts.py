@@ -19,7 +19,10 @@ def parse_row_id(text: str) -> int | None:
 
 
 def parse_seconds(text: str, unit: int) -> int:
-    """Parse a time in units of `unit` seconds, with a decimal point or comma, into seconds. Raises ValueError."""
+    """Parse a time in units of `unit` seconds, with a decimal point or comma, into seconds. Raises ValueError.
+
+    A part of a second is rounded, so that a text of `time_text` becomes the same seconds again.
+    """
     try:
         number = Decimal(text.replace(",", "."))
     except InvalidOperation as error:
@@ -27,7 +30,12 @@ def parse_seconds(text: str, unit: int) -> int:
     # Decimal also parses "NaN", "Infinity" and "1e999999", whose conversion to int would take very long.
     if not number.is_finite() or number.adjusted() >= MAX_DIGITS:
         raise ValueError("This is not a number.")
-    return int(number * unit)
+    return round(number * unit)
+
+
+def time_text(seconds: int, unit: int) -> str:
+    """Return a time in units of `unit` seconds, at most an hour, for a form."""
+    return f"{seconds / unit:.4f}".rstrip("0").rstrip(".")  # four decimals of an hour are exact to a second
 
 
 class AmountField(forms.CharField):

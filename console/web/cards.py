@@ -19,7 +19,7 @@ from billing.errors import BillingError, NoWallet
 from billing.messages import payment_failure_sentence
 from billing.models import Account, AutoTopUp
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, add_errors, member, show_error
+from console.web.access import MemberRequest, add_errors, errors_as_message, member, show_error
 from console.web.amounts import AmountField
 from console.web.wallet import suggested_amounts
 
@@ -41,7 +41,9 @@ class AutoTopUpForm(forms.Form):
 @member(Capability.PAY)
 def card_list(request: MemberRequest) -> HttpResponse:
     """Show the saved cards and the form of automatic top-ups. POST saves the form and switches them on."""
-    account = _account(request)
+    account = selectors.wallet(request.membership.organization)
+    if account is None:
+        return render(request, "billing/no_wallet.html")
     setup = AutoTopUp.objects.filter(account=account).first()
     if request.method != "POST":
         form = AutoTopUpForm(currency=account.currency, initial=_initial_amounts(account, setup))
@@ -68,8 +70,9 @@ def card_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.PAY)
 def automatic_top_up_off(request: MemberRequest) -> HttpResponse:
     """Switch automatic top-ups off."""
-    auto_topup.switch_off(account=_account(request))
-    messages.success(request, _("Automatic top-ups are off."))
+    with errors_as_message(request):
+        auto_topup.switch_off(account=_account(request))
+        messages.success(request, _("Automatic top-ups are off."))
     return redirect("card_list")
 
 

@@ -210,13 +210,13 @@ def version_delete(request: MemberRequest, name: str, number: int) -> HttpRespon
 @member(Capability.VIEW)
 def version_detail(request: MemberRequest, name: str, number: int, path: str = "") -> HttpResponse:
     """Show a folder of a version with its README. The path of a file redirects to its preview."""
-    version = _version(request, name, number)
+    version, after = _version(request, name, number), request.GET.get("after", "")
     try:
-        page = dataset_files.list_page(version=version, path=path, after=request.GET.get("after", ""))
+        page = dataset_files.list_page(version=version, path=path, after=after)
     except WrongKind:
         return redirect("dataset_file", name, number, path)
     except CustomerError as error:
-        if not path:  # the path of the version itself: a redirect would lead to this page again
+        if not path and not after:  # the first page of the version: a redirect would lead to it again
             raise
         show_error(request, error)
         return redirect("dataset_version", name, number)

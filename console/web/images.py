@@ -16,6 +16,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 from django_htmx.http import HttpResponseClientRedirect
 
@@ -115,6 +116,7 @@ def image_check(request: MemberRequest) -> HttpResponse:
     return HttpResponseClientRedirect(url) if request.htmx else redirect(url)
 
 
+@sensitive_post_parameters("password")
 @require_http_methods(["GET", "POST"])
 @member(Capability.STORE)
 def image_new(request: MemberRequest) -> HttpResponse:
@@ -137,6 +139,7 @@ def image_new(request: MemberRequest) -> HttpResponse:
     return render(request, "storage/image_form.html", context)
 
 
+@sensitive_post_parameters("password")
 @require_http_methods(["GET", "POST"])
 @member(Capability.STORE)
 def image_edit(request: MemberRequest, name: str) -> HttpResponse:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth.decorators import login_not_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -34,7 +33,6 @@ def context(_request: HttpRequest) -> dict[str, Any]:
 
 
 @require_safe
-@login_not_required
 def brand_style(_request: HttpRequest) -> HttpResponse:
     """Return the style sheet with the brand's colour."""
     brand = Brand.objects.first()
@@ -64,7 +62,6 @@ def _rgb(color: str) -> str:
 
 
 @require_safe
-@login_not_required
 def brand_logo(_request: HttpRequest) -> HttpResponse:
     """Return the brand's logo."""
     brand = Brand.objects.first()
@@ -74,7 +71,6 @@ def brand_logo(_request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-@login_not_required
 def legal_text(request: HttpRequest, kind: str) -> HttpResponse:
     """Show the current terms or privacy policy. Without the operator's own terms, show the built-in ones."""
     text = selectors.current_text(kind)

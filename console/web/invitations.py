@@ -6,7 +6,6 @@ The link alone is enough to view and to decline an invitation. Accepting it need
 from __future__ import annotations
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
@@ -17,7 +16,7 @@ from console.accounts import invitations, selectors
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY
 from console.accounts.models import User
 from console.core.errors import CustomerError
-from console.web.access import logged_in_user, show_error
+from console.web.access import logged_in_user, require_log_in, show_error
 
 
 @never_cache
@@ -37,7 +36,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
+@require_log_in
 def accept(request: HttpRequest, token: str) -> HttpResponse:
     """Accept the invitation and switch to the organization.
 

@@ -116,9 +116,10 @@ def _compared_jobs(organization: Organization, text: str) -> list[Any]:
 
     The type is Any, because the query adds attributes such as `is_free_estimate`.
     """
-    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))[:MAX_COMPARED]
-    pks = [pk for part in parts if (pk := parse_row_id(part)) is not None]
-    if len(pks) < len(parts):
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    numbers = list(dict.fromkeys(map(parse_row_id, parts)))[:MAX_COMPARED]
+    pks = [number for number in numbers if number is not None]
+    if len(pks) < len(numbers):
         raise NotFound(_("Name the jobs by their numbers, for example ?jobs=12,15."))
     listed = rows.queryset(organization).filter(pk__in=pks).only(*rows.FIELDS, "lr", "batch_size")
     jobs_by_pk: dict[int, Any] = {job.pk: job for job in listed}

@@ -35,7 +35,7 @@ from console.core.errors import CustomerError, InvalidInput, NotFound
 from console.serving.exchange import exchange_of
 from console.serving.notebooks import COOKIE, origin_of
 from console.web.access import MemberRequest, error_text, member
-from console.web.amounts import parse_row_id, parse_seconds
+from console.web.amounts import parse_row_id, parse_seconds, time_text
 from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
 from console.web.training import specs_on_offer
 from jobs import inspection, notebooks, rows, selectors
@@ -331,8 +331,8 @@ def _form_values(job: Job) -> dict[str, object]:
     return {name: purchase[name] for name in ("name", "workspace", "image", "node_spec")} | {
         "requirements": purchase.get("requirements", ""),
         "inspected_job": purchase.get(INSPECTED_JOB) or "",
-        "hours": f"{purchase['max_seconds'] / 3600:.2f}".rstrip("0").rstrip("."),
-        "idle_minutes": round(purchase["idle_seconds"] / 60),
+        "hours": time_text(purchase["max_seconds"], 3600),
+        "idle_minutes": time_text(purchase["idle_seconds"], 60),
     }
 
 

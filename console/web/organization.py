@@ -20,7 +20,7 @@ from console.accounts import invitations, second_factors, selectors, services
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
-from console.web.access import MemberRequest, errors_as_message, errors_in_form, logged_in_user, member
+from console.web.access import MemberRequest, errors_as_message, errors_in_form, logged_in_user, member, require_log_in
 from console.web.amounts import parse_row_id
 
 RECENT_EVENTS = 15
@@ -222,7 +222,7 @@ def remove_member(request: MemberRequest, pk: int) -> HttpResponse:
 
 
 @require_POST
-@login_required
+@require_log_in
 def switch(request: HttpRequest) -> HttpResponse:
     """Switch to another of the person's organizations."""
     organization_id = parse_row_id(request.POST.get("organization", ""))

@@ -21,7 +21,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from console.accounts import audit, openid, second_factors, user_agents
-from console.web.access import logged_in_user
+from console.web.access import logged_in_user, require_log_in
 
 
 @never_cache
@@ -51,7 +51,7 @@ def security(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
+@require_log_in
 def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     """Log out one session of the person."""
     session = get_object_or_404(UserSession, pk=pk, user=request.user)
@@ -64,7 +64,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_POST
-@login_required
+@require_log_in
 def end_other_sessions(request: HttpRequest) -> HttpResponse:
     """Log out all other sessions of the person."""
     user = logged_in_user(request)
@@ -76,7 +76,7 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
+@require_log_in
 def end_client_access(request: HttpRequest, client_id: str) -> HttpResponse:
     """Revoke another service's access to the account, until the person logs in to it again."""
     user = logged_in_user(request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,7 @@ from jobs.models import Job, Sweep, Trial
 from jobs.purchase import purchase_data
 from jobs.sweeps import purchase, selectors
 from jobs.sweeps.plan import MAX_CONCURRENCY, MAX_TRIALS, PURCHASE_FIELDS, Goal, Plan
-from jobs.sweeps.space import Condition, Parameter
+from jobs.sweeps.space import Condition, Parameter, Value
 from jobs.sweeps.suggestions import Method, Pruner
 
 PAGE_SIZE = 50
@@ -308,14 +310,21 @@ def _control_values(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "type": parameter.kind,
-        "low": f"{parameter.low:g}" if is_range else "",
-        "high": f"{parameter.high:g}" if is_range else "",
+        "low": str(parameter.low) if is_range else "",
+        "high": str(parameter.high) if is_range else "",
         "scale": "log" if parameter.log else "linear",
-        "step": f"{parameter.step:g}" if parameter.step is not None else "",
-        "choices": ", ".join(map(str, parameter.choices)),
+        "step": str(parameter.step) if parameter.step is not None else "",
+        "choices": _choices_text(parameter.choices),
         "when": _condition_text(parameter.when),  # the condition as JSON, which a hidden control sends back
         "condition": parameter.when,  # the same, for the text that the row shows
     }
+
+
+def _choices_text(choices: Sequence[Value]) -> str:
+    """Return choices as a row of CSV: a choice that contains a comma is quoted. `_parse_choices` reads it."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(choices)
+    return text.getvalue()
 
 
 def _condition_text(when: Condition | None) -> str:
@@ -357,8 +366,7 @@ def _parse_space(posted: QueryDict) -> dict[str, Any]:
         if name in space:
             raise InvalidInput(fields={"space": _("%(name)s is listed twice.") % {"name": name}})
         if row["type"] == "categorical":
-            choices = [_parse_number(choice.strip()) for choice in row["choices"].split(",") if choice.strip()]
-            space[name] = {"type": row["type"], "choices": choices}
+            space[name] = {"type": row["type"], "choices": _parse_choices(row["choices"])}
         else:
             space[name] = {"type": row["type"], "low": _parse_number(row["low"]), "high": _parse_number(row["high"])}
             if row["scale"] == "log":
@@ -371,6 +379,16 @@ def _parse_space(posted: QueryDict) -> dict[str, Any]:
             except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
                 raise InvalidInput(fields={"space": _("The condition of a parameter is invalid.")}) from None
     return space
+
+
+def _parse_choices(text: str) -> list[Value]:
+    """Return the choices in a row of CSV. Raises InvalidInput."""
+    try:
+        cells = [cell.strip() for row in csv.reader([text], skipinitialspace=True) for cell in row]
+    except csv.Error:
+        raise InvalidInput(fields={"space": _("The choices of a parameter are invalid.")}) from None
+    # A text such as "007", which a number would not keep, stays a text.
+    return [number if str(number := _parse_number(cell)) == cell else cell for cell in cells if cell]
 
 
 def _parse_number(text: str) -> int | float | str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import posixpath
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -35,7 +35,7 @@ from console.accounts.roles import Capability
 from console.accounts.services import is_active
 from console.core.errors import CustomerError, NotFound
 from console.web.access import MemberRequest, error_text, member
-from console.web.amounts import parse_row_id, parse_seconds
+from console.web.amounts import parse_row_id, parse_seconds, time_text
 from console.web.quote_cards import posted_key
 from console.web.templatetags.trainyard import FRAMEWORK_TITLES
 from jobs import checkout, comparison, free_estimates, orders, packages, reruns, script_data
@@ -107,7 +107,7 @@ MAX_SCRIPTS = 300
 MAX_CHECKPOINT_JOBS = 20
 """How many earlier jobs the form offers to start from. A link on a job's page opens the form with any other job."""
 MAX_FOLDERS = 200
-"""The search for scripts ends when it has found more folders than this: the form is shown only after the search."""
+"""How many folders are searched for scripts: the form is shown only after the search."""
 SKIPPED_FOLDERS = {"__pycache__", "node_modules"}
 """Folders that are not searched, because programs write them."""
 
@@ -530,7 +530,7 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
             "models": purchase.get("models", []),
             "from_checkpoint": purchase.get("from_checkpoint") or "",
             "ceiling": f"{to_major(ceiling, job.order.quote.currency):f}" if ceiling else "",
-            "max_time": f"{Decimal(max_seconds) / 60:f}" if max_seconds else "",
+            "max_time": time_text(max_seconds, 60) if max_seconds else "",
             "rerun_of": job.pk,
             "tags": ", ".join(job.tags),
         }
@@ -563,12 +563,12 @@ def specs_on_offer(currency: str) -> list[SpecChoice]:
 
 
 def _scripts(workspace: Workspace) -> list[str]:
-    """Return the paths of a workspace's Python files, breadth first: at most MAX_SCRIPTS, and until MAX_FOLDERS."""
+    """Return the paths of a workspace's Python files, breadth first: at most MAX_SCRIPTS, of MAX_FOLDERS folders."""
     root: Path = storage.workspace_folder(workspace)
     scripts: list[str] = []
     folders = [""]
-    for folder in folders:  # the loop also visits the folders that it appends
-        if len(folders) > MAX_FOLDERS or len(scripts) >= MAX_SCRIPTS:
+    for folder in itertools.islice(folders, MAX_FOLDERS):  # the loop also visits the folders that it appends
+        if len(scripts) >= MAX_SCRIPTS:
             break
         try:
             entries = files.list_folder(root=root, path=folder).entries

@@ -296,7 +296,7 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
             stream=io.BytesIO(text.encode()),
             expected_versions=[version] if version else [],
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # RecursionError: deeply nested JSON
         return JsonResponse({"message": _("The upload was incomplete. Save again.")}, status=400)
     except FileChanged:
         return _conflict_response(workspace, path, text)

@@ -182,7 +182,7 @@ def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress,
     venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
     python = folder / "bin" / "python"
     for section in recipe.sections:
-        _install_section(section, recipe.replacements_for(flavour), python, progress, rebuild=rebuild)
+        _install_section(section, recipe, flavour, python, progress, rebuild=rebuild)
     requirements = [requirement for section in recipe.sections for requirement in section.requirements]
     if any(requirement.startswith("torchvision") for requirement in requirements):
         _declare_vision_operators(python, progress)
@@ -194,9 +194,9 @@ def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress,
 
 
 def _install_section(
-    section: Section, replacements: Mapping[str, str], python: Path, progress: Progress, *, rebuild: bool
+    section: Section, recipe: Recipe, flavour: Flavour, python: Path, progress: Progress, *, rebuild: bool
 ) -> None:
-    """Install a section's requirements. The flavour's `replacements` replace some, such as torch by its CPU build."""
+    """Install a section's requirements. The recipe's flavour replaces some, such as torch by its CPU build."""
 
     def run(command: list[str], environment: Mapping[str, str]) -> str:
         return _run(command, progress, environment)
@@ -206,12 +206,15 @@ def _install_section(
         progress.step(f"Installing {', '.join(section.requirements)}")
         _uv_install(python, [*section.options, *wheel_paths], progress)
         return
+    replacements = recipe.replacements_for(flavour)
     requirements = [replacements.get(requirement, requirement) for requirement in section.requirements]
     progress.step(f"Installing {', '.join(requirements)}")
     try:
         _uv_install(python, [*section.options, *requirements], progress)
     except ImageBuildFailed:
-        if requirements == list(section.requirements):  # nothing was replaced, so there is nothing to fall back to
+        # A CUDA image must not fall back to a CPU build: GPU nodes would be sold with it. Where nothing was replaced,
+        # there is nothing to fall back to.
+        if flavour is Flavour.CUDA or requirements == list(section.requirements):
             raise
         _install_fallback(section, python, progress)
 
@@ -219,7 +222,7 @@ def _install_section(
 def _install_fallback(section: Section, python: Path, progress: Progress) -> None:
     """Install a section from PyTorch's index, or else as published.
 
-    Call this if none of the configured indexes and folders of packages has the section's CPU build.
+    Call this for the CPU flavour if none of the configured indexes and folders of packages has the section's CPU build.
     """
     packages = ", ".join(section.requirements)
     progress.step(

@@ -100,7 +100,8 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
     except RunNotFound:
         return None
     is_late = (
-        status.started_at is None
+        status.phase is not RunPhase.ENDED
+        and status.started_at is None
         and status.submitted_at is not None
         and time.time() > status.submitted_at + START_SECONDS
     )

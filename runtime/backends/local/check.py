@@ -89,7 +89,7 @@ def _check_folder(root: Path) -> CheckResult:
         return CheckResult("folder of runs", ok=False, detail=detail, remedy=f"Give it to the user {os.getuid()}.")
     detail = f"{root}: {free_bytes >> 30} GiB are free."
     has_room = free_bytes >= MIN_FREE_BYTES
-    remedy = "" if has_room else "Free disk space, or set LOCAL_DISK_MIB."
+    remedy = "" if has_room else f"Free disk space: at least {MIN_FREE_BYTES >> 30} GiB are needed."
     return CheckResult("folder of runs", ok=has_room, detail=detail, remedy=remedy)
 
 

@@ -11,12 +11,13 @@ from django.urls import reverse
 from billing.models import Quote, TopUp
 from console.accounts.models import Membership
 from console.accounts.roles import Role
-from console.web import workspaces
+from console.web import training, workspaces
 from jobs.models import Job, Order
 from storage import files, selectors
 from storage.models import Dataset, DeletedFile, Workspace
 from tests.factories.accounts import MembershipFactory
 from tests.factories.jobs import Customer
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 TOUCHED = "product,framework,image,workspace,code_path,lr,epochs,nodes,ceiling_minor,max_seconds"
 """Fields that the customer has edited. Errors of other fields are not shown yet."""
@@ -46,6 +47,8 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
     saved = owner_page.post(save, {"text": "\r\nhi\r\n", "version": ""}, content_type="application/json").json()
     assert saved == {"message": "Saved.", "version": files.stat(root=customer.folder, path="notes/a.md").version}
     assert (customer.folder / "notes/a.md").read_bytes() == b"\r\nhi\r\n"
+    for invalid in ("{}", "[" * 100_000):  # deeply nested JSON too
+        assert owner_page.post(save, invalid, content_type="application/json").status_code == 400
 
     def send(name, source, target):
         form = {"source": source, "target": target}
@@ -98,7 +101,9 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
     names = [re.findall(r"(?:folder|file)/many/(\w)\"", page) for page in shown]
     assert names == [["z", "a"], ["b", "c"]]
     assert "Your organization uses" in shown[0]
-    assert owner_page.get(f"{url}?after=x").status_code == 302  # an invalid position leads to the workspace's page
+    DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"), number=1)
+    for page in (url, reverse("dataset_version", args=["digits", 1])):
+        assert owner_page.get(f"{page}?after=x").status_code == 302, page  # an invalid position leads to the first page
 
 
 def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(customer, owner_page):
@@ -231,6 +236,14 @@ def test_a_script_is_picked_from_a_tree_and_read(customer, stranger, owner_page,
         assert "script-text" not in read(owner_page, path)
     assert "script-text" not in read(browser(stranger), "train.py")
     assert "Choose a script" in read(owner_page, "")
+
+
+def test_scripts_are_searched_in_a_limited_number_of_folders(customer, owner_page, monkeypatch):
+    monkeypatch.setattr(training, "MAX_FOLDERS", 2)  # of five: the top, and the first in it
+    for name in ("a", "b", "c", "d"):
+        customer.write(f"{name}/script.py", "")
+    offered = owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}).text
+    assert re.findall(r'<option value="(\w/\w+\.py)"', offered) == ["a/script.py"]
 
 
 def test_a_quote_is_compared_with_other_nodes(customer, owner_page):

@@ -84,7 +84,11 @@ def test_registry_credentials_are_stored_encrypted_and_never_shown(customer, own
     registry = Registry.objects.get(organization=customer.organization)
     assert (registry.host, registry.username) == ("registry.example.com:5000", "robot")
     assert registries.password_of(registry) == " s3cret "
-    assert "s3cret" not in owner_page.post(reverse("image_new"), form | {"reference": "no"}).content.decode()
+    for path in (reverse("image_new"), reverse("image_edit", args=["a-mine"])):
+        refused = owner_page.post(path, form | {"reference": "no"})
+        assert "s3cret" not in refused.content.decode()
+        # Django's reports of errors hide these.
+        assert refused.wsgi_request.sensitive_post_parameters == ("password",), path
 
 
 def test_one_click_checks_an_image_until_the_daily_limit_also_from_the_training_form(customer, owner_page):

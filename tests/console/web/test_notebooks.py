@@ -29,6 +29,7 @@ from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
 from tests.factories.notebooks import Browser, notebook_form, sell_notebook
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
+from tests.rendered import form_of
 from tests.tools import asgi_console
 
 FORM = {"name": "", "image": "pytorch", "node_spec": "nano", "hours": "2", "idle_minutes": "20", "ceiling": ""}
@@ -64,9 +65,16 @@ def test_a_notebook_is_bought_once_from_a_workspace_and_offered_again(owner_page
     for tab in ("overview", "logs", "nodes", "events", "cost", "configuration"):
         assert owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": tab}).status_code == HTTPStatus.OK
     assert reverse("job_detail", args=[job.pk]) in owner_page.get(reverse("notebook_list")).text
-    again = owner_page.get(reverse("notebook_new"), {"again": job.pk}).text
-    assert 'value="2"' in again
-    assert 'value="20"' in again
+    again = form_of(owner_page.get(reverse("notebook_new"), {"again": job.pk}).text)
+    assert (again["hours"], again["idle_minutes"]) == (["2"], ["20"])
+
+
+def test_a_notebook_that_is_bought_again_has_the_same_times(owner_page, customer):
+    bought = sell_notebook(customer, max_seconds=1200, idle_seconds=100)  # neither is a round number of units
+    form = form_of(owner_page.get(reverse("notebook_new"), {"again": bought.job_id}).text)
+    assert 'name="quote"' in owner_page.post(reverse("notebook_quote"), form, headers=HTMX).text
+    again = Quote.objects.latest("created_at").purchase
+    assert (again["max_seconds"], again["idle_seconds"]) == (1200, 100)
 
 
 def test_a_failed_job_links_to_a_filled_in_form_for_a_notebook_but_buys_none(owner_page, customer, client):

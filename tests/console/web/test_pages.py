@@ -14,6 +14,7 @@ from console.accounts.services import is_active
 from console.notifications.services import create_webhook
 from jobs import results
 from storage import selectors
+from tests.console.routes import routes_of
 from tests.factories.accounts import MembershipFactory
 from tests.factories.notebooks import sell_notebook
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
@@ -170,6 +171,12 @@ def test_a_form_of_an_ended_session_returns_to_its_page(db, client):
     ):  # fmt: skip
         answer = client.post(reverse("job_cancel", args=[7]), headers={"Referer": referer})
         assert (answer.status_code, parse_qs(urlsplit(answer.url).query)) == (302, {"next": [page]}), referer
+    for name, arguments in (  # actions of a person rather than of a member
+        ("invitation_accept", ["token"]), ("organization_switch", []), ("security_end_session", [1]),
+        ("security_end_sessions", []), ("security_end_client_access", ["client"]),
+    ):  # fmt: skip
+        answer = client.post(reverse(name, args=arguments), headers={"Referer": "http://testserver/security/"})
+        assert parse_qs(urlsplit(answer.url).query) == {"next": ["/security/"]}, name
 
 
 def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization(owner, browser):
@@ -185,8 +192,24 @@ def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization
     assert not is_active(owner.organization)
     owner.delete()  # the membership: the person has no organization any more
     assert client.get(reverse("overview"))["Location"] == reverse("organization_new")
+    polled = client.get(reverse("job_list"), headers={"HX-Request": "true"})
+    assert polled["HX-Redirect"] == reverse("organization_new")
     client.post(reverse("organization_new"), {"name": "Second try"})
     assert b"Second try" in client.get(reverse("overview")).content
+
+
+PLACEHOLDERS = {"int": "1", "uuid": "8b7e1f5e-3c0a-4d6b-9a55-2f1f0c5d7e11"}
+"""What stands for an argument in the test below, by its converter; "x" stands for all others."""
+
+
+def test_no_page_fails_before_activation(owner, browser):
+    client = browser(owner)
+    client.raise_request_exception = False
+    for route, _entry in routes_of("console.web.urls"):
+        path = re.sub(r"<(?:(\w+):)?\w+>", lambda argument: PLACEHOLDERS.get(argument[1], "x"), f"/{route}")
+        assert client.get(path).status_code < 500, path
+    switched_off = client.post(reverse("automatic_top_up_off"), follow=True)
+    assert b"Activate the distributed training service first" in switched_off.content
 
 
 def test_errors_and_pages_of_the_account_have_the_consoles_frame(client, owner_page):

@@ -6,9 +6,11 @@ import re
 import pytest
 from django.urls import reverse
 
+from billing.models import Quote
 from jobs.models import Sweep
 from jobs.sweeps import progress
 from runtime.specs import Outcome
+from tests.rendered import form_of
 
 HTMX = {"HX-Request": "true"}
 ROW = {"type": "float", "low": "", "high": "", "scale": "linear", "step": "", "choices": "", "when": ""}
@@ -133,6 +135,20 @@ def test_an_ended_sweep_gets_more_trials_and_is_cloned(page, owner_page, sweeper
         {"name": "DEPTH", "type": "int", "low": "0", "high": "4", "when": json.dumps(condition)},
     ]
     assert 'id="buy"' in page.quote(*rows, sweep=sweep.pk, job="")
+
+
+def test_a_clone_searches_the_same_space(page, owner_page, sweeper):
+    space = {
+        "--hidden": {"type": "categorical", "choices": [32, 0.001, "64,64", "007", 'say "hi"']},
+        "LR": {"type": "float", "low": 0.123456789, "high": 12345678.5, "log": True},
+        "TOKENS": {"type": "int", "low": 1_000_000, "high": 20_000_019, "step": 1_000_001},
+    }
+    sweep = sweeper.buy(space=space, trials=2)
+    clone = form_of(owner_page.get(reverse("sweep_new"), {"sweep": sweep.pk}).text)
+    assert 'id="buy"' in page("sweep_quote", **clone).text
+    assert dict(Quote.objects.latest("created_at").purchase["sweep"]["space"]) == space
+    endless = HIDDEN | {"choices": "x" * 200_000}  # longer than a cell of CSV may be
+    assert "The choices of a parameter are invalid." in page.quote(endless)
 
 
 def test_a_sweep_is_stopped_and_another_organization_cannot_start_from_it(

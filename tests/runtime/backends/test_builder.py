@@ -59,6 +59,21 @@ def publish(folder, version):
         wheel.writestr(f"{info}/RECORD", "")
 
 
+@pytest.fixture
+def flavoured(recipes, tmp_path, monkeypatch):
+    """The recipe `small` requires another build of `answer` in each flavour. Only published packages can be had."""
+    # uv installs the packages, so the environment needs no pip, which takes seconds to install.
+    create = builder.venv.create
+    monkeypatch.setattr(builder.venv, "create", lambda folder, **_options: create(folder, symlinks=True))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    # Version 1.0+cpu satisfies `==1.0` too, but not `===1.0` (PEP 440).
+    (recipes / "small.txt").write_text(
+        "# cpu: answer==1.0 -> answer==1.0+cpu\n# cuda: answer==1.0 -> answer===1.0\nanswer==1.0\n"
+    )
+    return recipes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("published", "flavour", "installed"),
@@ -69,20 +84,11 @@ def publish(folder, version):
     ],
     ids=["cpu", "cuda", "a cpu build that was not published"],
 )
-def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeypatch, published, flavour, installed):  # noqa: PLR0917 - a table, and fixtures
-    # uv installs the packages, so the environment needs no pip, which takes seconds to install.
-    create = builder.venv.create
-    monkeypatch.setattr(builder.venv, "create", lambda folder, **_options: create(folder, symlinks=True))
-    monkeypatch.setenv("UV_NO_INDEX", "1")
-    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+def test_the_flavour_decides_which_build_is_installed(flavoured, tmp_path, published, flavour, installed):
     for version in published:
         publish(tmp_path, version)
-    # Version 1.0+cpu satisfies `==1.0` too, but not `===1.0` (PEP 440).
-    (recipes / "small.txt").write_text(
-        "# cpu: answer==1.0 -> answer==1.0+cpu\n# cuda: answer==1.0 -> answer===1.0\nanswer==1.0\n"
-    )
     root, progress = tmp_path / "images", Progress()
-    assert builder.build(root, "small", flavour=flavour, progress=progress, recipes=recipes)
+    assert builder.build(root, "small", flavour=flavour, progress=progress, recipes=flavoured)
     command = [str(root / "small" / "bin" / "python"), "-c", "import answer; print(answer.VERSION)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == installed
     # That index is tried if no other has the CPU build.
@@ -90,9 +96,18 @@ def test_the_flavour_decides_which_build_is_installed(recipes, tmp_path, monkeyp
     assert tries_pytorchs_index is ("1.0+cpu" not in published)
     assert progress.steps[0] == f"Flavour: {flavour} (set)"
     assert venvs.flavour(root, "small") is flavour
-    assert not builder.build(root, "small", flavour=flavour, progress=progress, recipes=recipes)
+    assert not builder.build(root, "small", flavour=flavour, progress=progress, recipes=flavoured)
     other = next(each for each in Flavour if each is not flavour)
-    assert [image.is_current for image in builder.list_images(root, recipes, flavour=other)] == [False]
+    assert [image.is_current for image in builder.list_images(root, flavoured, flavour=other)] == [False]
+
+
+def test_a_cuda_image_never_gets_a_cpu_build(flavoured, tmp_path):
+    """GPU nodes would be sold with it, and its smoke test would pass."""
+    publish(tmp_path, "1.0+cpu")
+    root = tmp_path / "images"
+    with pytest.raises(ImageBuildFailed, match="no version of answer"):
+        builder.build(root, "small", flavour=Flavour.CUDA, progress=Progress(), recipes=flavoured)
+    assert not venvs.is_ready(root, "small")
 
 
 def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):

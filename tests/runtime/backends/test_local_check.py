@@ -41,3 +41,6 @@ def test_each_failed_check_names_a_remedy(tmp_path, monkeypatch):
         assert not lines[name].ok, name
         assert lines[name].remedy, name
     assert lines["isolation"].detail == "Runs share the network."
+    monkeypatch.setattr(check, "MIN_FREE_BYTES", 2**60)
+    lines = look(fake, tmp_path / "runs", tmp_path)
+    assert lines["folder of runs"].remedy == f"Free disk space: at least {2**30} GiB are needed."

@@ -6,10 +6,12 @@ import urllib.request
 
 import pytest
 
-from runtime.packages import builder, layers
-from runtime.packages.builder import InstallRequest
+from runtime.packages import builder, cluster_builder, layers
+from runtime.packages.builder import InstallRequest, InstallResult
 from runtime.packages.layers import Layer
+from runtime.specs import Failure, Outcome, RunPhase, RunStatus
 from tests.console.processes import wait_for
+from tests.fakes import FakeBackend
 from tests.runtime.conftest import processes_below
 from tests.runtime.packages.index import Index, check_alpha
 
@@ -199,3 +201,13 @@ def test_packages_of_pypi_run(install, layer, harness):
     assert result.reason == "", builder.log_of(layer)
     harness.complete("import einops, ujson; print(ujson.dumps([einops.__name__]))", packages=str(layer.packages))
     assert '["einops"]' in harness.log()
+
+
+def test_an_installation_on_a_cluster_that_ended_before_its_start_keeps_its_failure(layer, tmp_path, monkeypatch):
+    backend = FakeBackend(root=tmp_path / "runs")
+    status = RunStatus(
+        "packages", RunPhase.ENDED, submitted_at=0, outcome=Outcome.PLATFORM_ERROR, failure=Failure("No such image.")
+    )
+    monkeypatch.setattr(backend, "describe", lambda _name: status)
+    result, _log = cluster_builder.collect_result(layer, backend)
+    assert result == InstallResult("No such image.", is_fault=True)
