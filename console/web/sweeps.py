@@ -387,8 +387,13 @@ def _parse_choices(text: str) -> list[Value]:
         cells = [cell.strip() for row in csv.reader([text], skipinitialspace=True) for cell in row]
     except csv.Error:
         raise InvalidInput(fields={"space": _("The choices of a parameter are invalid.")}) from None
-    # A text such as "007", which a number would not keep, stays a text.
-    return [number if str(number := _parse_number(cell)) == cell else cell for cell in cells if cell]
+    return [_parse_choice(cell) for cell in cells if cell]
+
+
+def _parse_choice(text: str) -> Value:
+    """Return a choice as a number if it is one. "007" stays a text: the number would lose its zeros."""
+    number = _parse_number(text)
+    return text if isinstance(number, int) and str(number) != text else number
 
 
 def _parse_number(text: str) -> int | float | str:
