@@ -17,7 +17,7 @@ from console.accounts import invitations, selectors, service_accounts, services
 from console.accounts.models import ApiToken, Invitation, Membership, Organization, ServiceAccount
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability, Role
-from console.core.errors import InvalidInput
+from console.core.errors import InvalidInput, NotAllowed
 from console.core.schema import results_of
 
 # --- Serializers ------------------------------------------------------------------------------------------------------
@@ -202,8 +202,11 @@ class TokenView(TenantView):
 
     @extend_schema(operation_id="tokens_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke the token at once."""
+        """Revoke the token at once. A token can revoke itself and tokens that may do no more. Raises NotAllowed."""
         token = get_object_or_404(selectors.tokens(membership=self.membership), pk=pk)
+        limits, scopes = self.membership.scopes, token.scope_set()
+        if token != request.auth and limits is not None and (scopes is None or not scopes <= limits):
+            raise NotAllowed
         services.revoke_token(token=token, actor=self.membership.user)
         return Response(status=204)
 

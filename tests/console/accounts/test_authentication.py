@@ -118,6 +118,15 @@ def test_a_token_grants_no_role_that_may_do_more_than_the_token(api, owner, memb
         assert grant("viewer").status_code == status
 
 
+def test_a_token_revokes_itself_and_tokens_that_may_do_no_more(api, owner):
+    create = lambda scopes: api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": scopes})
+    used = create(["run"])
+    client = client_with_created_token(api, used)
+    for scopes, status in ((None, 403), (["pay"], 403), (["view"], 204)):
+        assert client.delete(f"/api/v1/tokens/{create(scopes).data['id']}/").status_code == status, scopes
+    assert client.delete(f"/api/v1/tokens/{used.data['id']}/").status_code == 204
+
+
 def test_a_token_is_refused_while_its_user_is_inactive_and_once_it_has_expired(api, owner, client):
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "days": 1})
     token = client_with_created_token(api, made)
