@@ -16,7 +16,7 @@ from django.http import HttpRequest
 from django.shortcuts import redirect
 from django.utils.translation import get_language
 
-from console.accounts import invitations, services
+from console.accounts import invitations, selectors, services
 from console.accounts.models import Invitation, User
 from console.observability import addresses
 
@@ -47,7 +47,9 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
     def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
         """Count the attempt as a failure until `authenticate` succeeds. Raises ValidationError after too many."""
         super().pre_authenticate(request, **credentials)
-        key = self._attempts_key(credentials.get("email", ""))
+        email = credentials.get("email", "")
+        user = selectors.user_of_address(email=email)
+        key = self._attempts_key(user.email if user else email)
         cache.add(key, 0, LOGIN_WINDOW_SECONDS)
         if cache.incr(key) > MAX_LOGIN_FAILURES:
             raise self.validation_error("too_many_login_attempts")
