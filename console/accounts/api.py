@@ -202,7 +202,7 @@ class TokenView(TenantView):
 
     @extend_schema(operation_id="tokens_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke the token at once. A token can revoke itself and tokens that may do no more. Raises NotAllowed."""
+        """Revoke the token at once. A token can revoke itself and tokens that may do no more."""
         token = get_object_or_404(selectors.tokens(membership=self.membership), pk=pk)
         limits, scopes = self.membership.scopes, token.scope_set()
         if token != request.auth and limits is not None and (scopes is None or not scopes <= limits):
@@ -258,7 +258,7 @@ class MemberView(TenantView):
 
     @extend_schema(operation_id="members_change_role", request=MemberSerializer, responses=MemberSerializer)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change the member's role."""
+        """Change the member's role. A token grants no role that may do more than the token."""
         serializer = MemberSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         # The serializer accepts a request without a role, because the model has a default. `checked_role` refuses "".
