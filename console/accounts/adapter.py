@@ -16,8 +16,8 @@ from django.http import HttpRequest
 from django.shortcuts import redirect
 from django.utils.translation import get_language
 
-from console.accounts import invitations, services
-from console.accounts.models import User
+from console.accounts import invitations, selectors, services
+from console.accounts.models import Invitation, User
 from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
@@ -37,9 +37,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
                 invitations.accept(invitation=invitation, user=saved)
                 self.stash_verified_email(request, saved.email)  # the invitation's link was sent to this address
             elif commit:
-                organization_name: Any = form.cleaned_data.get("organization")
-                services.create_organization(user=saved, name=organization_name or saved.email.partition("@")[0])
-                services.request_approval(user=saved)
+                _create_organization(saved, form.cleaned_data.get("organization"))
         return saved
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
@@ -49,7 +47,9 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
     def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
         """Count the attempt as a failure until `authenticate` succeeds. Raises ValidationError after too many."""
         super().pre_authenticate(request, **credentials)
-        key = self._attempts_key(credentials.get("email", ""))
+        email = credentials.get("email", "")
+        user = selectors.user_of_address(email=email)
+        key = self._attempts_key(user.email if user else email)
         cache.add(key, 0, LOGIN_WINDOW_SECONDS)
         if cache.incr(key) > MAX_LOGIN_FAILURES:
             raise self.validation_error("too_many_login_attempts")
@@ -113,14 +113,39 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
 
         If the user filled in a form, allauth calls `AccountAdapter.save_user`, which saves the membership.
         """
+        invitation = self._find_invitation(request, sociallogin)
         with transaction.atomic():
             user: User = super().save_user(request, sociallogin, form)
-            if form is None:
-                services.create_organization(user=user, name=user.email.partition("@")[0])
-                services.request_approval(user=user)
+            if form is None and invitation:
+                invitations.accept(invitation=invitation, user=user)
+            elif form is None:
+                _create_organization(user)
         return user
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         """Return whether this person may sign up. No form checks the address of a new account, so this method does."""
+        if self._find_invitation(request, sociallogin):
+            return True
         email = sociallogin.user.email
-        return super().is_open_for_signup(request, sociallogin) and (not email or services.may_sign_up(email))
+        return settings.SIGNUP != "closed" and (not email or services.may_sign_up(email))
+
+    def _find_invitation(self, request: HttpRequest, sociallogin: Any) -> Invitation | None:
+        """Return the invitation in the URL, if it was sent to the new account's address and the provider verified it.
+
+        Anyone can add `?invitation=` to the URL to which the provider returns.
+        """
+        invitation = invitations.find(request.GET.get("invitation", ""))
+        verified = {address.email.lower() for address in sociallogin.email_addresses if address.verified}
+        is_for_user = invitation and invitation.email == sociallogin.user.email.lower() and invitation.email in verified
+        return invitation if is_for_user else None
+
+
+def _create_organization(user: User, name: str | None = None) -> None:
+    """Create the organization of a new user without an invitation. Raises ImmediateHttpResponse if sign-up is closed.
+
+    The sign-up may have begun with an invitation that has ended since, or that is for another address.
+    """
+    if settings.SIGNUP == "closed":
+        raise ImmediateHttpResponse(redirect("account_signup"))
+    services.create_organization(user=user, name=name or user.email.partition("@")[0])
+    services.request_approval(user=user)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.db import transaction
 from django.shortcuts import get_object_or_404
 from django.urls import path
+from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -16,6 +17,7 @@ from console.accounts import invitations, selectors, service_accounts, services
 from console.accounts.models import ApiToken, Invitation, Membership, Organization, ServiceAccount
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability, Role
+from console.core.errors import InvalidInput, NotAllowed
 from console.core.schema import results_of
 
 # --- Serializers ------------------------------------------------------------------------------------------------------
@@ -148,6 +150,13 @@ class NewServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
 # --- Views ------------------------------------------------------------------------------------------------------------
 
 
+def _grantable_role(actor: Membership, role: str) -> Role:
+    """Return the role if it is valid and allows no more than the token of the request. Raises InvalidInput."""
+    if not actor.may_grant(services.checked_role(role)):
+        raise InvalidInput(fields={"role": _("Choose a role that the token that you use allows.")})
+    return Role(role)
+
+
 class WhoAmIView(TenantView):
     """The current member."""
 
@@ -193,8 +202,11 @@ class TokenView(TenantView):
 
     @extend_schema(operation_id="tokens_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke the token at once."""
+        """Revoke the token at once. A token can revoke itself and tokens that may do no more."""
         token = get_object_or_404(selectors.tokens(membership=self.membership), pk=pk)
+        limits, scopes = self.membership.scopes, token.scope_set()
+        if token != request.auth and limits is not None and (scopes is None or not scopes <= limits):
+            raise NotAllowed
         services.revoke_token(token=token, actor=self.membership.user)
         return Response(status=204)
 
@@ -246,13 +258,12 @@ class MemberView(TenantView):
 
     @extend_schema(operation_id="members_change_role", request=MemberSerializer, responses=MemberSerializer)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change the member's role."""
+        """Change the member's role. A token grants no role that may do more than the token."""
         serializer = MemberSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
-        # The serializer accepts a request without a role, because the model has a default. `change_role` refuses "".
-        membership = services.change_role(
-            membership=self._get_member(pk), role=serializer.validated_data.get("role", ""), actor=self.membership.user
-        )
+        # The serializer accepts a request without a role, because the model has a default. `checked_role` refuses "".
+        role = _grantable_role(self.membership, serializer.validated_data.get("role", ""))
+        membership = services.change_role(membership=self._get_member(pk), role=role, actor=self.membership.user)
         return Response(MemberSerializer(membership).data)
 
     @extend_schema(operation_id="members_remove", responses={204: None})
@@ -283,6 +294,7 @@ class InvitationsView(TenantView):
         """Invite an address by email. Accepting makes the person a member. Earlier invitations to it are revoked."""
         serializer = InvitationSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
+        _grantable_role(self.membership, serializer.validated_data["role"])
         invitation = invitations.invite(
             organization=self.organization, actor=self.membership.user, **serializer.validated_data
         )

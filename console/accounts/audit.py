@@ -15,6 +15,7 @@ from celery import shared_task
 from django.contrib.auth.signals import user_login_failed
 from django.dispatch import receiver
 
+from console.accounts import selectors
 from console.accounts.models import ACCOUNT_ACTION_PREFIX, MAX_TARGET_LENGTH, AuditEvent, Membership, User
 from console.core.enqueue import send
 from console.observability import context
@@ -55,7 +56,7 @@ def _record_failed_log_in(credentials: dict[str, Any], **_extra: Any) -> None:
 @shared_task(name="console.accounts.audit.record_failed_log_in")
 def record_failed_log_in(email: str, address: str | None) -> None:
     """Write the entries of a log-in with a wrong password, if the address has an account."""
-    user = User.objects.filter(email=email.lower()).first()
+    user = selectors.user_of_address(email=email)
     if user is not None:
         record_for_person(user=user, action="log_in_failed", address=address)
 

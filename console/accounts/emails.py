@@ -1,7 +1,7 @@
 """Send mails once, in each recipient's language and time zone, and retry after failures.
 
 A row marks a mail as due. The sender claims the row first and releases it if sending fails. Mails are never sent inside
-a transaction.
+a transaction. A mail is lost if the worker is killed between claim and sending.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def send_approval(user: Recipient) -> bool:
 def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> None:
     """Send one email. A permanent failure is logged and not retried, because no retry can succeed.
 
-    smtplib raises SMTPRecipientsRefused only if the server refuses all recipients.
+    smtplib raises SMTPRecipientsRefused only if the server refuses all recipients. Django does not tell of single
+    refused ones, so these do not get the email.
     """
     try:
         connection.send_messages([mail])

@@ -10,7 +10,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from console.accounts.roles import Capability, Role, allows
+from console.accounts.roles import CAPABILITIES, Capability, Role, allows
 
 DISTRIBUTED_TRAINING = "distributed-training"
 """The service that organizations activate before they order. So far the console sells no other."""
@@ -144,6 +144,10 @@ class Membership(models.Model):
     def allows(self, capability: Capability) -> bool:
         """Return whether the member's role, and the token if one is used, allows `capability`."""
         return allows(self.role, capability) and (self.scopes is None or capability in self.scopes)
+
+    def may_grant(self, role: str) -> bool:
+        """Return whether the member, with the token if one is used, has every capability of `role`."""
+        return all(self.allows(capability) for capability in CAPABILITIES[Role(role)])
 
 
 class ServiceAccount(models.Model):

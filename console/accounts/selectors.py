@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime, time, timedelta
 
+from allauth.account.models import EmailAddress
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
@@ -60,6 +61,18 @@ def open_invitations(*, organization: Organization) -> QuerySet[Invitation]:
 def has_account(*, email: str) -> bool:
     """Return whether an address has an account. Reveal it only to the address's owner."""
     return User.objects.filter(email=email, is_active=True).exists()
+
+
+def user_of_address(*, email: str) -> User | None:
+    """Return the user who logs in with an address: one who verified it, has it as main address, or added it.
+
+    The number of queries is the same for every address, so that the response time does not reveal who has an account.
+    """
+    address = (
+        EmailAddress.objects.filter(email=email.lower()).select_related("user").order_by("-verified", "pk").first()
+    )
+    user = User.objects.filter(email=email.lower()).first()
+    return address.user if address and (address.verified or user is None) else user
 
 
 def valid_tokens() -> QuerySet[ApiToken]:

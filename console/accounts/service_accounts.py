@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from console.accounts import selectors, services
 from console.accounts.models import ApiToken, Membership, Organization, ServiceAccount, User
-from console.accounts.roles import CAPABILITIES, Role
+from console.accounts.roles import Role
 from console.core.errors import InvalidInput
 
 ROLES = (Role.MEMBER, Role.BILLING, Role.VIEWER)
@@ -121,7 +121,7 @@ def _checked_role(actor: Membership, role: str) -> Role:
     """Return the role if service accounts may have it and the actor may give it. Raises InvalidInput."""
     if role not in ROLES:
         raise InvalidInput(fields={"role": _("Choose one of: member, billing, viewer.")})
-    if not all(actor.allows(capability) for capability in CAPABILITIES[Role(role)]):
+    if not actor.may_grant(role):
         raise InvalidInput(fields={"role": _("Choose a role that the token that you use allows.")})
     return Role(role)
 

@@ -257,8 +257,9 @@ def _refuse_existing_data(*, force: bool) -> None:
 
 
 def _is_hidden_or_empty(path: Path) -> bool:
-    """Return whether a path is hidden or an empty folder. A new installation may have both."""
-    return path.name.startswith(".") or (path.is_dir() and not any(path.iterdir()))
+    """Return whether a path is an empty folder or hidden, unless it holds outputs. A new installation may have both."""
+    is_hidden = path.name.startswith(".") and path.name not in trees.PACKED_HIDDEN_NAMES
+    return is_hidden or (path.is_dir() and not any(path.iterdir()))
 
 
 def _unpack_files(source: Path, manifest: dict[str, Any], report: ReportProgress) -> None:

@@ -95,6 +95,8 @@ def unpack(archive: Path, target: Path) -> int:
         for member in tar:
             path = target / _safe_name(member.name, links)
             if member.isdir():
+                if path.is_symlink():  # mkdir and chmod would follow it
+                    raise BrokenTree(f"{archive.name} has a link and a folder of the same name: {member.name}")
                 path.mkdir(mode=0o700, exist_ok=True)
                 folders.append((path, member))
                 continue

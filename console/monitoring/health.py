@@ -43,6 +43,11 @@ LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCH
 worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
 """How long the schema is assumed to stay up to date: the check loads every migration, and `/readyz` is called often."""
+REPEAT_SECONDS = 1.0
+"""How long `/readyz` repeats its results. Anyone may request it, and one thread answers it and `/healthz`: a flood must
+not make a probe wait for many checks."""
+_recent_results: dict[str, tuple[float, list[CheckResult]]] = {}
+"""When the last checks for `/readyz` ended, on the monotonic clock, and their results, by the alias of the database."""
 _migrated_at: dict[str, float] = {}
 """When the check last found the schema up to date, on the monotonic clock, by the alias of the database."""
 CHECK_NAMES: dict[str, Text] = {
@@ -87,7 +92,7 @@ def live(_request: HttpRequest) -> HttpResponseBase:
 @require_safe
 def ready(request: HttpRequest) -> HttpResponseBase:
     """Return 503 if this process should get no traffic, else 200; the body lists every check."""
-    results = checks()
+    results = _repeatable_checks()
     status = worst_status(results)
     entries = [{"check": result.check, "part": result.part, "status": result.status} for result in results]
     body: dict[str, Any] = {"status": "not_ready" if status == FAILED else status, "checks": entries}
@@ -108,6 +113,15 @@ def checks() -> list[CheckResult]:
     """Return the results of all checks: first what this process needs, then other processes and clusters."""
     own_results = [_run_check(check, function) for check, function in OWN_CHECKS.items()]
     return own_results + _check_others({result.check for result in own_results if result.status == OK})
+
+
+def _repeatable_checks() -> list[CheckResult]:
+    """Return the results of all checks, which are at most REPEAT_SECONDS old."""
+    ended_at, results = _recent_results.get(connection.alias, (float("-inf"), []))
+    if time.monotonic() - ended_at >= REPEAT_SECONDS:
+        results = checks()
+        _recent_results[connection.alias] = time.monotonic(), results
+    return results
 
 
 def isolation_gaps() -> dict[str, list[str]]:

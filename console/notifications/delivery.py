@@ -38,7 +38,8 @@ REQUEST_SECONDS = 10.0
 THREADS = 8
 """How many requests are sent at once, so that a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
-"""The most deliveries that a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 240 seconds."""
+"""The most deliveries that a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 240 seconds, and
+8 times the resolver's limit longer if their DNS servers are slow too. glibc's is 10 seconds for each name server."""
 NOTIFICATIONS_PER_CALL = 500
 """The most notifications that one call of `create_deliveries` handles, so that its transaction stays short."""
 RETENTION = timedelta(days=90)

@@ -90,6 +90,7 @@ async def relay(
             response = await client.send(request, stream=True)
         except httpx.HTTPError as error:
             raise Refused(TOOL_ENDED) from error
+        response.headers.encoding = "latin-1"  # it has a character for each byte, so `encoded` returns the same bytes
         try:
             start: Message = {
                 "type": "http.response.start",

@@ -337,11 +337,11 @@ def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
 def require_free_ports() -> None:
     """Raise UpError if another process uses a port that the console needs."""
     web_host, _, web_port = settings.WEB_BIND.rpartition(":")
-    addresses = [(web_host, int(web_port), "TRAINYARD_URL")]
+    addresses = [(web_host.strip("[]"), int(web_port), "TRAINYARD_URL")]
     if settings.PAYMENTS_SANDBOX:
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
-        with socket.socket() as test_socket:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as test_socket:
             test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 test_socket.bind((host, port))

@@ -1,5 +1,6 @@
 """`manage.py up`: how long it waits for a console that does not answer."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,17 @@ def test_a_started_console_that_never_answers_is_given_up_after_its_time(clock, 
     with pytest.raises(supervisor.UpError, match="did not get ready"):
         supervisord.wait_until_ready(NEVER_SET)
     assert clock.seconds == supervisor.READY_SECONDS
+
+
+def test_a_used_port_is_noticed_on_ipv4_and_ipv6(settings):
+    settings.PAYMENTS_SANDBOX = False
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.create_server((host, 0), family=family) as used:
+            port = used.getsockname()[1]
+            settings.WEB_BIND = f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+            with pytest.raises(supervisor.UpError, match=rf"{port} of {host} can't be used \(Address already in use"):
+                supervisor.require_free_ports()
+        supervisor.require_free_ports()
 
 
 def test_a_running_console_that_never_answers_is_given_up_after_its_time(clock):

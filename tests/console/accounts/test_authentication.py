@@ -106,6 +106,27 @@ def test_a_new_token_may_do_no_more_and_lives_no_longer_than_the_token_or_role_t
         assert api(asking).post("/api/v1/tokens/", {"name": "x"} | body).status_code == 400, body
 
 
+def test_a_token_grants_no_role_that_may_do_more_than_the_token(api, owner, member):
+    made = api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": ["manage"]})
+    client = client_with_created_token(api, made)
+    change_role = lambda role: client.patch(f"/api/v1/organization/members/{member.pk}/", {"role": role})
+    invite = lambda role: client.post("/api/v1/organization/invitations/", {"email": "a@example.com", "role": role})
+    for grant, status in ((change_role, 200), (invite, 201)):
+        for role in ("owner", "member", "billing"):
+            refused = grant(role)
+            assert (refused.status_code, set(refused.data["fields"])) == (400, {"role"}), role
+        assert grant("viewer").status_code == status
+
+
+def test_a_token_revokes_itself_and_tokens_that_may_do_no_more(api, owner):
+    create = lambda scopes: api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": scopes})
+    used = create(["run"])
+    client = client_with_created_token(api, used)
+    for scopes, status in ((None, 403), (["pay"], 403), (["view"], 204)):
+        assert client.delete(f"/api/v1/tokens/{create(scopes).data['id']}/").status_code == status, scopes
+    assert client.delete(f"/api/v1/tokens/{used.data['id']}/").status_code == 204
+
+
 def test_a_token_is_refused_while_its_user_is_inactive_and_once_it_has_expired(api, owner, client):
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "days": 1})
     token = client_with_created_token(api, made)

@@ -3,9 +3,11 @@
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from allauth.account.models import EmailAddress
 from django.contrib.auth.hashers import Argon2PasswordHasher
 from django.urls import reverse
 
@@ -100,6 +102,18 @@ def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailout
     form = client.get(path, **behind(address))
     assert client.post(form.url, PASSWORDS, **behind(address)).status_code == 302
     assert log_in(client, user, "plain horse 9", address)
+
+
+def test_all_addresses_of_an_account_share_its_count_of_failures(client):
+    user = UserFactory()
+    for email, primary in ((user.email, True), ("second@example.com", False)):
+        EmailAddress.objects.create(user=user, email=email, verified=True, primary=primary)
+    second = lambda password: log_in(client, SimpleNamespace(email="Second@example.com"), password, "203.0.113.40")
+    for _number in range(6):  # a log-in resets the count
+        assert second(PASSWORD)
+        client.logout()
+    assert not any(second("guess") for _ in range(5))
+    assert not log_in(client, user, PASSWORD, "203.0.113.40")
 
 
 def test_an_ip_address_is_blocked_after_wrong_passwords_for_ten_accounts(client):

@@ -15,6 +15,8 @@ from django.test import Client
 from django.urls import reverse
 
 from console import sign_in
+from console.accounts import invitations
+from console.accounts.models import User
 from console.accounts.roles import Role
 from tests.console.accounts import conftest
 from tests.console.accounts.conftest import NEEDS_XMLSEC, fresh_email, logged_in_user
@@ -57,7 +59,7 @@ def sign_on_either(request):
     return request.getfixturevalue(request.param)
 
 
-def sign_on(provider, email, *, client=None, subject=None, verified=True, process="login", next_page=""):
+def sign_on(provider, email, *, client=None, subject=None, verified=True, process="login", next_page="", invitation=""):
     """Go to the provider, log in there as `subject` and come back. Return the browser and the console's answer."""
     client, subject = client or Client(), subject or email
     httpx.put(f"{provider}/users/{subject}", json={"email": email, "email_verified": verified}).raise_for_status()
@@ -67,7 +69,7 @@ def sign_on(provider, email, *, client=None, subject=None, verified=True, proces
     assert answer.url.startswith(f"{provider}/oauth2/authorize")
     assert "code_challenge=" in answer.url
     back = httpx.post(answer.url, data={"sub": subject})
-    return client, client.get(back.headers["location"])
+    return client, client.get(f"{back.headers['location']}&invitation={invitation}")
 
 
 def test_a_new_person_gets_an_account_and_finds_it_again_by_the_subject(sign_on_either):
@@ -106,6 +108,30 @@ def test_an_address_counts_as_verified_only_if_the_provider_says_so_or_is_truste
         assert EmailAddress.objects.get(email=email).verified is is_verified
         assert (logged_in_user(client) is not None) is is_verified
         assert (answer.url == reverse("account_email_verification_sent")) != is_verified
+
+
+def test_closed_sign_up_by_single_sign_on_needs_an_unused_invitation_for_the_verified_address(
+    sign_on_openid, settings, owner, stranger
+):
+    settings.SIGNUP = "closed"
+    email = fresh_email()
+    invitation = invitations.invite(organization=owner.organization, email=email, role="viewer", actor=owner.user)
+    token = invitations.token_of(invitation)
+    for address, verified in ((fresh_email(), True), (email, False)):
+        _client, answer = sign_on_openid(address, verified=verified, invitation=token)
+        assert "Sign-up is closed" in answer.text
+    client, _answer = sign_on_openid(email, invitation=token)
+    assert [(each.organization, each.role) for each in logged_in_user(client).memberships.all()] == [
+        (owner.organization, Role.VIEWER)
+    ]
+    assert "Sign-up is closed" in sign_on_openid(fresh_email(), invitation=token)[1].text  # it was used
+    # A second account at the provider with this address gets a form, since the address is taken.
+    again = invitations.invite(organization=stranger.organization, email=email, role="viewer", actor=stranger.user)
+    query = f"?invitation={invitations.token_of(again)}"
+    client, answer = sign_on_openid(email, subject=fresh_email(), invitation=invitations.token_of(again))
+    form = {"email": fresh_email(), "organization": ""}
+    assert "Sign-up is closed" in client.post(answer.url + query, form, follow=True).text
+    assert not User.objects.filter(email=form["email"]).exists()
 
 
 def test_a_member_connects_an_account_after_a_confirmation_and_disconnects_it(sign_on_either):

@@ -228,7 +228,9 @@ def test_a_refused_restore_changes_nothing(copied, console_settings):
         other.execute("SET application_name = 'a worker'")
         refused(r"The database is in use \(a worker\)", "--force")
     assert not storage.exists()
-    (storage / "datasets" / "b").mkdir(parents=True)
+    (storage / ".outputs" / "b").mkdir(parents=True)  # outputs of jobs, although hidden
+    refused("There are files in .*/storage. --force")
+    (storage / ".outputs").rename(storage / "datasets")
     refused("There are files in .*/storage. --force")
     UserFactory()
     refused("This database has accounts. --force")

@@ -246,6 +246,7 @@ def member(name, kind=tarfile.REGTYPE, **fields):
     [
         *(member(name, size=3) for name in ("../out", "/etc/out", "a/../../out", "link/out", "./out")),
         member("null", tarfile.CHRTYPE, devmajor=1, devminor=3),
+        member("link", tarfile.DIRTYPE, mode=0o777),
     ],
     ids=lambda forged: forged.name,
 )

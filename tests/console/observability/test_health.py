@@ -21,6 +21,11 @@ PROCESSES = [("beat", ""), ("worker", ""), ("worker", "dispatch"), ("watcher", "
 """Kind and part of each heartbeat that is expected: the dispatcher is a worker, and a watcher's part is its cluster."""
 
 
+@pytest.fixture(autouse=True)
+def _checks_are_not_repeated(monkeypatch):
+    monkeypatch.setattr(health, "REPEAT_SECONDS", 0.0)
+
+
 @pytest.fixture
 def all_alive(redis_keys):
     """Every process has just sent a heartbeat."""
@@ -59,6 +64,16 @@ def test_probes_of_a_healthy_console_succeed_and_may_use_its_ip_address(client, 
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "checks": shown})
     assert not list(Path(health.settings.TRAINYARD_STORAGE_ROOT, ".health").iterdir())  # the check deletes its file
     assert client.get("/", headers={"Host": "10.1.2.3:8000"}).status_code == 400  # pages need a host of ALLOWED_HOSTS
+
+
+@pytest.mark.usefixtures("all_alive")
+def test_a_flood_of_probes_repeats_the_results_of_the_last_checks(client, monkeypatch):
+    monkeypatch.setattr(health, "REPEAT_SECONDS", float("inf"))
+    monkeypatch.setattr(health, "_recent_results", {})
+    checked = []
+    monkeypatch.setitem(health.OWN_CHECKS, "storage", lambda: checked.append("storage") or "")
+    assert {ready(client)[0] for _ in range(3)} == {200}
+    assert checked == ["storage"]
 
 
 def _fails_with(check, error):

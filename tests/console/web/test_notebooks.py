@@ -229,7 +229,7 @@ class Lab:
                 ]
             )  # fmt: skip
             if "/away" in request.path:
-                headers["Location"] = "//evil.example/"
+                headers["Location"] = urlsplit(request.path).query.replace("TAB", "\t")
                 return Response(302, "Found", headers, b"ok")
             if "/near" in request.path:
                 headers["Location"] = "/lab/tree"
@@ -312,7 +312,8 @@ class TestHost:
         assert headers["host"] == browser.host
         assert not {"cookie", "authorization", "x-csrftoken"} & {name.lower() for name in headers}
         assert browser.ask("/near").headers["location"] == "/lab/tree"
-        assert browser.ask("/away").status_code == HTTPStatus.BAD_GATEWAY
+        for place in ("//evil.example/", "/\\evil.example/", "/TAB/evil.example/", "https://evil.example/", "evil"):
+            assert browser.ask(f"/away?{place}").status_code == HTTPStatus.BAD_GATEWAY, place
 
     def test_only_a_members_browser_with_its_cookie_is_admitted_and_only_from_the_same_origin(
         self, browsers, customer, stranger, lab, notebook

@@ -130,6 +130,9 @@ class HostileTool(BaseHTTPRequestHandler):
         if "redirect" in self.path:
             self.send_response(302)
             self.send_header("Location", "/organization/")
+        elif "unchanged" in self.path:
+            self.send_response(304)
+            self.send_header("Location", "/organization/")
         else:
             self.send_response(200)
             media_type = "text/html" if self.path.split("?")[0].endswith(".html") else "text/javascript"
@@ -138,6 +141,7 @@ class HostileTool(BaseHTTPRequestHandler):
             ("Set-Cookie", "sessionid=stolen; Path=/"), ("Content-Security-Policy", "script-src *"),
             ("Clear-Site-Data", '"*"'), ("Access-Control-Allow-Origin", "*"), ("Service-Worker-Allowed", "/"),
             ("Link", "</x.js>; rel=preload"), ("Refresh", "0; url=/organization/"), ("Content-Length", "2"),
+            ("Accept-Ranges", "\xe8\xae\xad"),  # sent as these bytes, which are a Chinese character in UTF-8
         ):  # fmt: skip
             self.send_header(name, value)
         self.end_headers()
@@ -170,6 +174,7 @@ def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool,
         data = browser.get(f"{path}data/evil.html")
         script = browser.get(f"{path}experiment/x/d%61ta/evil.js")  # d%61ta is "data"
         redirected = browser.get(f"{path}redirect")
+        unchanged = browser.get(f"{path}unchanged")
         secrets_sent = browser.get(f"{path}b.html", headers={"Authorization": "Basic c2VjcmV0"})
         sent = len(HostileTool.received)
         for trick in ("../x", "a/../../x", "a%2f..%2fx", "%2e%2e/x", "a//b", "a%5cb", "a%00", ".", "a/.."):
@@ -185,6 +190,7 @@ def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool,
         tool_url = f"{url}{path}"
     assert (page.status_code, page.text, redirected.status_code) == (200, "ok", 502)
     assert redirected.json()["code"] == "tool_redirects"
+    assert (unchanged.status_code, unchanged.content, "location" in unchanged.headers) == (304, b"", False)
     assert (ended.status_code, ended.json()["code"]) == (502, "tool_ended")
     assert HostileTool.received[0][0] == f"{path}a.html?x=%2F..&y=1"
     for _path, headers in HostileTool.received:
@@ -193,8 +199,9 @@ def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool,
         assert "secret" not in str(headers)
     for answer in (page, data, script, secrets_sent):
         assert set(answer.headers) - {"server"} == {
-            "content-length", "content-type", "content-security-policy", "x-content-type-options", "x-frame-options",
-            "referrer-policy", "cross-origin-opener-policy", "cross-origin-resource-policy", "cache-control", "date",
+            "accept-ranges", "content-length", "content-type", "content-security-policy", "x-content-type-options",
+            "x-frame-options", "referrer-policy", "cross-origin-opener-policy", "cross-origin-resource-policy",
+            "cache-control", "date",
         }  # fmt: skip
         policy = answer.headers["content-security-policy"]
         assert f"script-src {tool_url};" in policy
