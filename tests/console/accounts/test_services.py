@@ -68,7 +68,7 @@ def test_the_api_changes_a_role_and_renames_the_organization_but_not_its_slug(ap
 
 @pytest.mark.django_db(transaction=True)
 def test_two_owners_who_remove_each_other_or_themselves_at_once_leave_one_owner():
-    for _ in range(5):  # one race may miss the moment
+    for _ in range(5):  # in a single try, the two calls may not overlap
         first = MembershipFactory()
         second = MembershipFactory(organization=first.organization)
         outcomes = together(
