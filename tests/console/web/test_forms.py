@@ -255,7 +255,7 @@ def test_a_limit_must_be_a_number_and_an_id_a_short_one(customer, owner_page):
 
 
 def test_a_quote_that_is_submitted_twice_is_bought_once(customer, owner_page):
-    forged_key = "\0" + "k" * 5000  # the form's own is a UUID
+    forged_key = "\0" + "k" * 5000  # the key in the console's form is a UUID
     sent = {"quote": str(customer.quote().pk), "idempotency_key": forged_key}
     redirects = {owner_page.post(reverse("training_order"), sent)["HX-Redirect"] for _ in range(2)}
     assert redirects == {reverse("job_detail", args=[Job.objects.get().pk])}
