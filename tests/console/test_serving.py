@@ -378,7 +378,7 @@ def trickling(clients):
 @pytest.mark.parametrize("is_behind_nginx", [False, True])
 def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request, is_behind_nginx):
     listener = request.getfixturevalue("behind_nginx")(patient_server) if is_behind_nginx else patient_server
-    heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
+    heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]  # a slow head, a small form and a large one
     # From several addresses, since one may have only 120 connections.
     clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
     # As many uploads as the server has threads for them.

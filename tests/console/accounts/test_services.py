@@ -45,7 +45,7 @@ def test_the_last_owner_cannot_be_removed(owner, member):
     with pytest.raises(LastOwner):
         services.remove_member(membership=owner, actor=owner.user)
     services.change_role(membership=member, role=Role.OWNER, actor=owner.user)
-    User.objects.filter(pk=member.user_id).update(is_active=False)  # an owner who cannot log in is no other owner
+    User.objects.filter(pk=member.user_id).update(is_active=False)  # an owner who cannot log in does not count
     with pytest.raises(LastOwner):
         services.remove_member(membership=owner, actor=owner.user)
     User.objects.filter(pk=member.user_id).update(is_active=True)

@@ -54,7 +54,7 @@ for crash in map(eval, sys.stdin):
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""For each line of input, forks a process that executes this line, which breaks something, and restores.
+"""For each line of input, forks a process. It executes the line as code, which breaks something, and then restores.
 
 Prints how the process ended."""
 CRASHES = {

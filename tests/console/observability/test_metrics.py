@@ -85,7 +85,7 @@ def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape
     attempt = customer.started()
     samples = scrape()
     assert samples["jobs_active", "running"] == 1
-    assert samples["nodes_granted",] == 2
+    assert samples["nodes_granted",] == 2  # the two of the job
     JobEvent.objects.filter(job=attempt.job, kind="running").update(created_at=earlier(100))
     customer.end(attempt, Outcome.CODE_FAILED)
     for samples in (scrape(), scrape()):  # the second must not add the same events again
@@ -128,7 +128,7 @@ def test_an_event_counts_from_a_minimum_age_on_and_shows_whether_a_retry_follows
     assert samples["transition_seconds_count", "queued", "running"] == 1
 
 
-def test_no_scrape_reads_rows_that_have_ended(customer, scrape):
+def test_no_scrape_scans_a_large_table(customer, scrape):
     customer.end(customer.started(), Outcome.COMPLETED)
     scrape()
     with CaptureQueriesContext(connection) as queries:

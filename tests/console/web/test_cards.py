@@ -103,7 +103,7 @@ def test_automatic_top_ups_with_invalid_values_are_refused(owner_page, saved_car
         assert (answer.status_code, sentence in answer.content.decode()) == (422, True), changes
     assert not AutoTopUp.objects.exists()
     switch_on(owner_page, saved_card)
-    # As the third failure leaves them.
+    # As the third failure leaves automatic top-ups.
     AutoTopUp.objects.update(is_on=False, failures=3, last_failure="expired_card")
     assert "were switched off" in cards_page(owner_page)
     assert "The card has expired." in cards_page(owner_page)
