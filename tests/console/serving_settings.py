@@ -1,4 +1,4 @@
-"""The settings of `test_serving`'s processes: short deadlines, and views of the tests beside the console's own."""
+"""The settings of the servers in `test_serving`: short deadlines, and the views of `serving_urls`."""
 
 from tests.settings import *  # noqa: F403
 from tests.settings import DATABASES, env
@@ -7,7 +7,7 @@ ROOT_URLCONF = "tests.console.serving_urls"
 DATABASES["default"] |= {
     "HOST": env.str("TEST_DATABASE_FOLDER", "/no/database"),
     "NAME": "postgres",
-    "CONN_MAX_AGE": 600,
+    "CONN_MAX_AGE": 600,  # as in production; tests otherwise keep no connection
 }
 HEADER_SECONDS = BODY_SECONDS = env.float("TEST_DEADLINE_SECONDS", 2.0)
 MAX_CONNECTIONS_PER_ADDRESS = env.int("TEST_CONNECTIONS", 256)

@@ -110,7 +110,7 @@ def _serializers(base=serializers.ModelSerializer):
 
 
 def _is_nullable(model, source):
-    """Return whether a column that `source`, such as `hold.receipt.pk`, passes on its way is nullable."""
+    """Return whether `source`, a path such as `hold.receipt.pk`, goes through a nullable column."""
     for name in source.split("."):
         try:
             column = model._meta.get_field(name)

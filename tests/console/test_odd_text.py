@@ -36,7 +36,7 @@ ODD_JSON = ODD | {"half a character": "\ud800", "a digit of another script": "٣
 
 
 def others(texts):
-    """Return an endless iterator over the texts but NUL, which goes everywhere, since most code forgets it."""
+    """Return an endless iterator over the texts but NUL. NUL has requests of its own, since most code forgets it."""
     return cycle(text for name, text in texts.items() if name != "nul")
 
 
@@ -108,10 +108,10 @@ def fields_of(schema, route, method):
 
 @pytest.mark.slow
 def test_no_body_of_the_api_causes_a_server_error(world, schema):
-    """One field at a time is odd, then all fields, and then the body is no object or has an unknown field.
+    """Each method gets NUL in one field at a time, and then a body with another text in every field.
 
-    First NUL, in one field at a time. Then another text in every field at once. Fields that this answer does not refuse
-    by name are sent alone too, since a refused field may have hidden them.
+    Fields that the answer to this body does not refuse by name are sent alone too, since a refused field may have
+    hidden them. At last come bodies with an unknown field, and bodies that are no object.
     """
 
     def send(method, route, body):
@@ -159,7 +159,7 @@ def test_no_parameter_path_or_header_of_the_api_causes_a_server_error(world, api
                     world.send("owner", method, path.removeprefix("/api/v1/"), ask.body), method, path
                 )
                 transaction.set_rollback(True)
-    owner = api(world.owner)
+    owner = api(world.owner)  # a new client: `skip_token_look_up` leaves the other one authenticated
     for odd in ODD.values():
         client.force_login(world.owner.user)
         for path in ("/api/v1/jobs/", "/jobs/", "/"):

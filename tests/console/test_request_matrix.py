@@ -237,12 +237,12 @@ ROUTES = {
     "sweeps/<int:pk>/": {"GET": Ask(VIEW)},
     "sweeps/<int:pk>/trials/": {"GET": Ask(VIEW)},
     "sweeps/<int:pk>/stop/": {"POST": Ask(RUN)},
-    "sweeps/<int:pk>/extend/": {"POST": Ask(RUN, 400, body={"trials": 2})},  # it is open
+    "sweeps/<int:pk>/extend/": {"POST": Ask(RUN, 400, body={"trials": 2})},  # the sweep has not ended
     "sweeps/<int:pk>/receipt/": {"GET": Ask(VIEW)},
     "notebooks/quotes/": {"POST": Ask(RUN, 201, 400, NOTEBOOK)},
     "notebooks/": {"GET": listing(), "POST": Ask(RUN, 201, 404, {"quote": "<notebook quote>"})},
     "notebooks/<int:pk>/": {"GET": Ask(VIEW)},
-    "notebooks/<int:pk>/extend/": {"POST": Ask(RUN, 409, body={"added_seconds": 3600})},  # it does not run
+    "notebooks/<int:pk>/extend/": {"POST": Ask(RUN, 409, body={"added_seconds": 3600})},  # it has not started
     "notebooks/<int:pk>/stop/": {"POST": Ask(RUN)},
     "jobs/": {"GET": listing()},
     "jobs/<int:pk>/": {"GET": Ask(VIEW), "PATCH": Ask(STORE, body={"notes": "x"})},
@@ -268,7 +268,7 @@ ROUTES = {
     "jobs/<int:pk>/files/<file:path>": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/archive/": {"GET": Ask(VIEW)},
     "jobs/<int:pk>/results/": {"DELETE": Ask(STORE, 409)},  # the job has not ended
-    "jobs/<int:pk>/receipt/": {"GET": Ask(VIEW, 404)},  # likewise
+    "jobs/<int:pk>/receipt/": {"GET": Ask(VIEW, 404)},  # the job has not ended
 }
 
 
@@ -290,7 +290,8 @@ def test_every_route_and_method_is_in_the_table():
 def test_only_operators_read_metrics_and_everyone_reads_the_health(client, owner, settings, route):
     settings.METRICS_TOKEN = "of-the-operator"
     get = lambda **headers: client.get(f"/{route}", headers=headers).status_code
-    statuses = [get()]  # of an anonymous client, then of a customer and an administrator: metrics need the token
+    # An anonymous client, a customer and an administrator. None has the token, which metrics need.
+    statuses = [get()]
     for user in (owner.user, UserFactory(is_staff=True, is_superuser=True)):
         client.force_login(user)
         statuses.append(get())
@@ -303,8 +304,8 @@ def test_only_operators_read_metrics_and_everyone_reads_the_health(client, owner
 class World:
     """Two customers; the first has one of everything, and one member of each role.
 
-    What other tests check and each request would repeat is left out: rendering PDFs, and counting requests and uses
-    of tokens.
+    Rendering PDFs, and counting requests and uses of tokens, are left out: other tests check them, and here each
+    request would repeat them.
     """
 
     def __init__(self, api, owner, stranger, provider, monkeypatch):
@@ -360,17 +361,17 @@ class World:
         self.folders = [selectors.workspace_folder(Workspace.objects.get(name=name)) for name in ("matrix", "spare")]
         for name in ("matrix", "spare"):
             self.make("PUT", f"workspaces/{name}/files/train.py", Raw(b"print(1)"))
-        bought = self.make("POST", "quotes/", QUOTE).data["id"]
-        self.job = self.make("POST", "orders/", {"quote": bought}).data["job"]
+        bought_quote = self.make("POST", "quotes/", QUOTE).data["id"]
+        self.job = self.make("POST", "orders/", {"quote": bought_quote}).data["job"]
         outputs = clusters.cluster().output_folder(results.checkpoint_key(self.job))
         outputs.mkdir(parents=True)
         (outputs / "train.py").write_text("result")
         self.quote = self.make("POST", "quotes/", QUOTE).data["id"]
-        bought = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
-        self.sweep = self.make("POST", "sweeps/", {"quote": bought}).data["id"]
+        bought_quote = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
+        self.sweep = self.make("POST", "sweeps/", {"quote": bought_quote}).data["id"]
         self.sweep_quote = self.make("POST", "sweeps/quotes/", SWEEP).data["id"]
-        bought = self.make("POST", "notebooks/quotes/", NOTEBOOK).data["id"]
-        self.notebook = self.make("POST", "notebooks/", {"quote": bought}).data["id"]
+        bought_quote = self.make("POST", "notebooks/quotes/", NOTEBOOK).data["id"]
+        self.notebook = self.make("POST", "notebooks/", {"quote": bought_quote}).data["id"]
         self.notebook_quote = self.make("POST", "notebooks/quotes/", NOTEBOOK).data["id"]
         Voucher.objects.create(
             code="MATRIX25", reason="test", amount_minor=25, currency="USD", max_uses=99, max_uses_each=99
@@ -493,7 +494,7 @@ class World:
             assert set(answer.data) <= {"code", "message", "fields"}, answer.data
             assert answer.data["code"], answer.data
             assert answer.data["message"], answer.data
-        content = b"" if answer.streaming and answer.is_async else answer.getvalue()  # its end closes a file
+        content = b"" if answer.streaming and answer.is_async else answer.getvalue()  # reading all closes the file
         if method != "GET" and answer.status_code < 400:
             self.restore_files()
             if route.startswith("wallet/cards/"):
@@ -531,7 +532,7 @@ def test_everyone_gets_what_their_role_allows_and_lists_show_nothing_of_another_
                     leaks |= {(route, each) for each in ours if each in text}
     assert actual == wanted
     assert leaks == set()
-    # A method that the route lacks.
+    # The route has no PUT: only clients with a token learn this.
     assert [world.answer(actor, "PUT", "whoami/")[0] for actor in ("nobody", "owner")] == [401, 405]
 
 

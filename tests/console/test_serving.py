@@ -42,7 +42,7 @@ class Listener:
     """A web server on `self.port`."""
 
     port: int
-    http = httpx.Client(headers={"Connection": "close"})  # `httpx.get` reads certificates each time
+    http = httpx.Client(headers={"Connection": "close"})  # shared, since each `httpx.get` would read certificates
 
     @property
     def url(self):
@@ -82,7 +82,7 @@ class Server(Listener):
         return self.http.get(f"{self.url}/census").json()
 
     def stop(self):
-        """Stop the server; an open stream ends with it."""
+        """Stop the server, and wait until an open stream has ended with it."""
         with self.connect(STREAM.format("/stream")) as client:
             read_until(client, b"event: hello")
             self.process.terminate()
@@ -250,7 +250,7 @@ def test_an_organization_has_half_of_the_downloads(monkeypatch):
     monkeypatch.setattr(streams, "MAX_DOWNLOADS", 2)
 
     async def download_twice(open_streams, first, second):
-        """Let organization `first` download, whose client reads nothing, then `second`. Count the latter's messages."""
+        """Let two organizations download, the first to a client that reads nothing. Count the second one's messages."""
         is_sending, forever = asyncio.Event(), asyncio.Event()
 
         async def send(_message):
@@ -378,7 +378,7 @@ def trickling(clients):
 @pytest.mark.parametrize("is_behind_nginx", [False, True])
 def test_pages_answer_while_two_hundred_clients_are_slow(patient_server, request, is_behind_nginx):
     listener = request.getfixturevalue("behind_nginx")(patient_server) if is_behind_nginx else patient_server
-    heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]
+    heads = [GET, FORM, UPLOAD.replace(f"{FILES}/slow", "/form")]  # a slow head, a small form and a large one
     # From several addresses, since one may have only 120 connections.
     clients = [listener.connect(heads[each % 3], address=f"127.0.0.{each % 4 + 2}") for each in range(200)]
     # As many uploads as the server has threads for them.

@@ -20,12 +20,12 @@ NEEDS_XMLSEC = pytest.mark.skipif(
 
 @pytest.fixture
 def proxied(settings):
-    """Let the console trust the proxy of `behind`."""
+    """Let the console trust PROXY, from which requests with `forwarded_for` come."""
     settings.TRUSTED_PROXIES = parse_networks([PROXY])
 
 
-def behind(address):
-    """The options of a request that the proxy forwards for a client."""
+def forwarded_for(address):
+    """Return the options of a request that PROXY forwards with this X-Forwarded-For header."""
     return {"REMOTE_ADDR": PROXY, "headers": {"x-forwarded-for": address}}
 
 
@@ -37,7 +37,7 @@ def saml_providers(tmp_path_factory):
 
 @pytest.fixture
 def idp(settings, saml_providers):
-    """The provider, which the console trusts and which knows the console."""
+    """The provider that the console trusts. Both providers have read the console's metadata."""
     idp = saml_providers[0]
     saml_idp.configure(settings, idp.certificate, CONSOLE)
     if not idp.knows_console:

@@ -24,7 +24,7 @@ def test_pages_open_and_show_no_secret(admin_client, owner):
         assert admin_client.get(reverse(f"{label}_changelist"), {"q": "a"}).status_code == 200
         page = admin_client.get(reverse(f"{label}_change", args=[obj.pk])).content.decode()
         assert token.digest not in page
-        assert ("max_running_nodes" in page) == (obj == owner.organization)
+        assert ("max_running_nodes" in page) == (obj == owner.organization)  # a field of its quota
 
 
 def test_a_user_added_by_an_administrator_gets_an_organization(admin_client):

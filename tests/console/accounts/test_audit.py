@@ -11,7 +11,7 @@ from django.utils import timezone
 from console.accounts import audit, services
 from console.accounts.models import AuditEvent
 from console.web.audit import PAGE_SIZE
-from tests.console.accounts.conftest import behind
+from tests.console.accounts.conftest import forwarded_for
 from tests.factories.accounts import PASSWORD, MembershipFactory
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +25,8 @@ def actions(organization):
 @pytest.mark.usefixtures("proxied")
 def test_each_organization_of_a_person_learns_of_a_log_in_and_its_address(owner, stranger):
     second, client = MembershipFactory(user=owner.user), Client()
-    through_proxy = behind("1.2.3.4, 192.0.2.7")  # the client wrote the first address, the proxy added the second
+    # The client wrote the first address, the proxy added the second.
+    through_proxy = forwarded_for("1.2.3.4, 192.0.2.7")
     client.post(reverse("account_login"), {"login": owner.user.email, "password": PASSWORD}, **through_proxy)
     form = {"oldpassword": PASSWORD, "password1": "plain horse 9", "password2": "plain horse 9"}
     client.post(reverse("account_change_password"), form, **through_proxy)
@@ -57,7 +58,7 @@ def test_a_failed_log_in_is_looked_up_outside_the_request(owner, monkeypatch):
     )
 
 
-def test_an_owner_reads_the_log_of_their_organization_alone_and_its_log_ins_only_there(owner, stranger, client):
+def test_owners_read_only_their_own_organizations_log_and_log_ins_only_there(owner, stranger, client):
     services.record_audit_event(
         organization=stranger.organization, actor=stranger.user, action="token.created", target="theirs"
     )

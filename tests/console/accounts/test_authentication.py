@@ -146,7 +146,7 @@ def test_the_page_creates_a_token_with_the_chosen_scopes_shows_it_once_and_revok
     assert "data-copy=" in create("run")
     token = ApiToken.objects.get()
     assert (token.scopes, token.expires_at is not None) == (["run", "view"], True)
-    create("root")
+    create("root")  # no such scope, so this creates no token
     assert "data-copy=" not in client.get("/tokens/").text
     client.post(f"/tokens/{token.pk}/revoke/")
     assert ApiToken.objects.get().revoked_at

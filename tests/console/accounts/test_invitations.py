@@ -56,7 +56,7 @@ def test_a_person_without_an_account_joins_by_signing_up_through_the_link(client
     assert 'name="organization"' not in form
     client.post(sign_up, PASSWORDS | {"email": "another@example.com"})
     ada = User.objects.get(email=INVITED)  # the invitation's address, not the form's
-    assert [(one.organization, one.role) for one in ada.memberships.all()] == [(owner.organization, Role.MEMBER)]
+    assert [(each.organization, each.role) for each in ada.memberships.all()] == [(owner.organization, Role.MEMBER)]
     assert client.get(reverse("overview")).status_code == 200  # the link verified the address
 
 
@@ -134,7 +134,7 @@ def test_only_owners_see_and_revoke_open_invitations(client, owner, member):
     assert "Open invitations" in client.get(reverse("organization")).text
     client.post(reverse("organization_invite"), {"email": "second@example.com", "role": "viewer"})
     client.post(reverse("invitation_revoke", args=[invitation.pk]))
-    assert [one.email for one in owner.organization.invitations.filter(revoked_at=None)] == ["second@example.com"]
+    assert [each.email for each in owner.organization.invitations.filter(revoked_at=None)] == ["second@example.com"]
 
 
 def test_a_user_sends_a_limited_number_of_invitations_a_day(api, owner, stranger, monkeypatch):

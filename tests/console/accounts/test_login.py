@@ -14,7 +14,7 @@ from django.urls import reverse
 from console.accounts import hashers
 from console.accounts.models import User
 from console.accounts.roles import Role
-from tests.console.accounts.conftest import behind
+from tests.console.accounts.conftest import forwarded_for
 from tests.factories.accounts import PASSWORD, UserFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
@@ -24,7 +24,7 @@ SIGN_UP = PASSWORDS | {"email": "Ada@Example.com", "organization": ""}
 
 def log_in(client, user, password, address):
     form = {"login": user.email, "password": password}
-    return client.post(reverse("account_login"), form, **behind(address)).status_code == 302
+    return client.post(reverse("account_login"), form, **forwarded_for(address)).status_code == 302
 
 
 def test_sign_up_creates_an_organization_unless_it_fails(client):
@@ -69,7 +69,7 @@ def test_sign_up_does_not_reveal_who_has_an_account(client, settings, mailoutbox
     for sign_up in ("open", "approval"):
         settings.SIGNUP = sign_up
         mailoutbox.clear()
-        # An address gets one such message in three minutes.
+        # New addresses for each rule, since an address gets such a message at most once in three minutes.
         taken, free = (f"{uuid4().hex}@example.com" for _ in range(2))
         UserFactory(email=taken)
         for address in (taken, free):
@@ -92,15 +92,15 @@ def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailout
     assert not any(log_in(client, user, "guess", address) for _ in range(4))
     assert log_in(client, user, PASSWORD, address)
     client.logout()
-    assert not log_in(client, user, "guess", address)  # the fifth, after which the address would be refused
+    assert not log_in(client, user, "guess", address)  # the fifth: without the reset, the next is refused
     assert log_in(client, user, PASSWORD, address)
     client.logout()
     address = "203.0.113.31"  # ten failures of one address would block it for all accounts
     assert not any(log_in(client, user, "guess", address) for _ in range(5))
-    client.post(reverse("account_reset_password"), {"email": user.email}, **behind(address))
+    client.post(reverse("account_reset_password"), {"email": user.email}, **forwarded_for(address))
     path = re.search(r"/accounts/password/reset/key/\S+", mailoutbox[0].body)[0]
-    form = client.get(path, **behind(address))
-    assert client.post(form.url, PASSWORDS, **behind(address)).status_code == 302
+    form = client.get(path, **forwarded_for(address))
+    assert client.post(form.url, PASSWORDS, **forwarded_for(address)).status_code == 302
     assert log_in(client, user, "plain horse 9", address)
 
 
@@ -147,8 +147,8 @@ def test_a_process_hashes_few_passwords_at_once(monkeypatch):
         return password
 
     monkeypatch.setattr(Argon2PasswordHasher, "encode", encode)
-    # Eight calls: a multiple of the limit, so that no call waits in vain for others.
-    with ThreadPoolExecutor(4 * hashers.MAX_CONCURRENT_HASHES) as pool:
-        hashes = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(8)]
-    assert [each.result() for each in hashes] == ["x"] * 8
+    calls = 4 * hashers.MAX_CONCURRENT_HASHES  # a multiple of the limit, so that no call waits in vain for others
+    with ThreadPoolExecutor(calls) as pool:
+        hashes = [pool.submit(hashers.BoundedArgon2PasswordHasher().encode, "x", "salt") for _ in range(calls)]
+    assert [each.result() for each in hashes] == ["x"] * calls
     assert peak == hashers.MAX_CONCURRENT_HASHES

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import jwt
 import pytest
 from allauth.account.models import EmailAddress
-from allauth.idp.oidc.models import Client as Service
+from allauth.idp.oidc.models import Client as OpenIDClient
 from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 from django.urls import reverse
@@ -34,11 +34,11 @@ TOKEN_URL, USERINFO_URL = "/identity/o/api/token", "/identity/o/api/userinfo"
 @pytest.fixture
 def hub():
     """A client of the console, a JupyterHub, as an administrator registers it."""
-    service = Service(name="Hub", redirect_uris=HUB, scopes="\n".join(SCOPES))
-    service.set_grant_types(["authorization_code", "refresh_token"])
-    service.set_secret(SECRET)
-    service.save()
-    return service
+    hub = OpenIDClient(name="Hub", redirect_uris=HUB, scopes="\n".join(SCOPES))
+    hub.set_grant_types(["authorization_code", "refresh_token"])
+    hub.set_secret(SECRET)
+    hub.save()
+    return hub
 
 
 @pytest.fixture
@@ -49,17 +49,17 @@ def browser(owner):
     return client
 
 
-def authorization_url(service, **changes):
+def authorization_url(hub, **changes):
     asked = {
-        "client_id": service.pk, "redirect_uri": HUB, "response_type": "code", "scope": " ".join(SCOPES),
+        "client_id": hub.pk, "redirect_uri": HUB, "response_type": "code", "scope": " ".join(SCOPES),
         "state": "a state", "code_challenge": CHALLENGE, "code_challenge_method": "S256",
     } | changes  # fmt: skip
     return f"/identity/o/authorize?{urlencode({name: value for name, value in asked.items() if value is not None})}"
 
 
-def consent(browser, service, action="grant", **changes):
+def consent(browser, hub, action="grant", **changes):
     """Answer the consent page. Return the parameters with which the browser goes back to the client."""
-    page = browser.get(authorization_url(service, **changes))
+    page = browser.get(authorization_url(hub, **changes))
     assert page.status_code == 200, page.content.decode()
     fields = re.findall(r'<input type="hidden" name="(request|scopes)" value="([^"]*)"', page.content.decode())
     posted = {
@@ -71,16 +71,16 @@ def consent(browser, service, action="grant", **changes):
     return dict(parse_qsl(urlsplit(answer["Location"]).query))
 
 
-def request_tokens(service, **form):
-    form = {"client_id": service.pk, "client_secret": SECRET} | form
+def request_tokens(hub, **form):
+    form = {"client_id": hub.pk, "client_secret": SECRET} | form
     return Client().post(TOKEN_URL, {name: value for name, value in form.items() if value is not None})
 
 
-def log_in_to(browser, service, **changes):
+def log_in_to(browser, hub, **changes):
     """Log in to the client. Return the tokens that it got for the code."""
-    code = consent(browser, service, **changes)["code"]
+    code = consent(browser, hub, **changes)["code"]
     form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
-    return request_tokens(service, **form).json()
+    return request_tokens(hub, **form).json()
 
 
 def bearer(token, organization=None):
@@ -125,7 +125,7 @@ def test_a_request_that_the_client_would_not_send_gets_no_consent_page(hub, brow
         {"code_challenge": None},
         {"code_challenge_method": None},
         {"code_challenge_method": "plain"},
-        {"prompt": "none"},
+        {"prompt": "none"},  # asks that no page is shown
         {"client_id": "unknown"},
         {"response_type": "token"},
         {"response_type": "id_token", "nonce": "n"},
@@ -147,7 +147,7 @@ def test_consent_cannot_be_given_by_another_page(hub, owner):
     assert Client().post("/identity/o/authorize", forged).url.startswith(reverse("account_login"))
 
 
-def test_a_code_is_used_once_with_the_secret_and_the_verifier_and_a_device_gets_none(hub, browser):
+def test_a_code_is_used_once_with_the_secret_and_the_verifier_and_the_device_flow_is_off(hub, browser):
     def statuses(times=1, **changes):
         code = consent(browser, hub)["code"]
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": HUB, "code_verifier": VERIFIER}
@@ -181,13 +181,13 @@ def test_a_token_reaches_notebooks_and_nothing_else(hub, browser, customer):
         if not route.startswith("notebooks/"):
             path = f"/api/v1/{re.sub(r'<[^>]*>', '1', route)}"
             refused |= {client.generic(method, path, headers=headers).status_code for method in methods}
-    assert refused <= {401, 404}  # 404: no such path for this kind of argument
+    assert refused <= {401, 404}  # 404: "1" is no valid argument of the route
     assert client.get("/tokens/", headers=headers).status_code == 302
     for wrong in (got["id_token"], got["refresh_token"], "ey.ey.ey", ""):
         assert client.get("/api/v1/notebooks/", headers=bearer(wrong)).status_code == 401
     narrow = log_in_to(browser, hub, scope="openid organizations")["access_token"]
     assert client.get("/api/v1/notebooks/", headers=bearer(narrow)).status_code == 403
-    hub.scopes = "openid"
+    hub.scopes = "openid"  # as when an administrator withdraws the scope of notebooks
     hub.save()
     assert client.get("/api/v1/notebooks/", headers=headers).status_code == 403
 
@@ -202,10 +202,10 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
     mine, other = owner.organization.slug, second.organization.slug
     # None: a person with several organizations must name one.
     assert [status(each) for each in (None, mine, other, stranger.organization.slug)] == [403, 200, 200, 403]
-    run = Client().post(
+    refused = Client().post(
         "/api/v1/notebooks/quotes/", "{}", content_type="application/json", headers=bearer(token, other)
     )
-    assert run.status_code == 403  # the role *billing* may not run notebooks
+    assert refused.status_code == 403  # the role *billing* may not run notebooks
     # Written to the row, because `set_second_factor_required` refuses an owner who has no second factor.
     owner.organization.requires_second_factor = True
     owner.organization.save()
@@ -250,18 +250,18 @@ def test_administrators_register_clients_with_exact_addresses(admin_client):
     form = {"name": "Hub", "redirect_uris": f"{HUB}\nhttps://*.example.com/", "scopes": ["notebooks"]}
     assert "complete https:// address" in admin_client.post(add, form).content.decode()
     page = admin_client.post(add, form | {"redirect_uris": HUB}, follow=True).content.decode()
-    service = Service.objects.get()
+    hub = OpenIDClient.objects.get()
     secret = shown_secret(page)
-    assert service.check_secret(secret)
-    assert (service.get_scopes(), service.get_redirect_uris(), service.type) == (
+    assert hub.check_secret(secret)
+    assert (hub.get_scopes(), hub.get_redirect_uris(), hub.type) == (
         ["openid", "notebooks"], [HUB], "confidential",
     )  # fmt: skip
-    chosen = {"action": "replace_secret", "_selected_action": [service.pk]}
+    chosen = {"action": "replace_secret", "_selected_action": [hub.pk]}
     page = admin_client.post(reverse("admin:allauth_idp_oidc_client_changelist"), chosen, follow=True).content.decode()
     new_secret = shown_secret(page)
-    service.refresh_from_db()
-    assert [service.check_secret(each) for each in (secret, new_secret)] == [False, True]
-    change = reverse("admin:allauth_idp_oidc_client_change", args=[service.pk])
+    hub.refresh_from_db()
+    assert [hub.check_secret(each) for each in (secret, new_secret)] == [False, True]
+    change = reverse("admin:allauth_idp_oidc_client_change", args=[hub.pk])
     assert new_secret not in admin_client.get(change).content.decode()
 
 

@@ -31,6 +31,7 @@ OPEN = PERSONAL | {
 }  # fmt: skip
 """URL names that stay open to members without a second factor."""
 ARGUMENTS = {"uuid": "00000000-0000-4000-8000-000000000000", "int": "1", "file": "a.py"}
+"""An argument for each converter of a route."""
 PATCH = {"path": "/api/v1/organization/", "content_type": "application/json"}
 """The options of a request that changes the organization, except its data."""
 
@@ -108,14 +109,14 @@ def test_a_stream_ends_when_the_rule_begins(owner, member, rf):
     request._request, request.auth = request, None
     request.session, request.user = logged_in(member.user).session, member.user
     request.membership = member
-    assert is_still_allowed(request, Capability.VIEW)  # which a stream asks from time to time
+    assert is_still_allowed(request, Capability.VIEW)  # a stream asks this from time to time
     protect(owner.user)
     services.set_second_factor_required(organization=owner.organization, is_required=True, actor=owner.user)
     assert not is_still_allowed(request, Capability.VIEW)
 
 
 def test_an_owner_with_a_second_factor_sets_the_rule_on_the_page_and_in_the_api(owner, member):
-    client, refused = logged_in(owner.user), logged_in(member.user)
+    client, members_client = logged_in(owner.user), logged_in(member.user)
     answer = client.patch(data=json.dumps({"requires_second_factor": True}), **PATCH)
     assert "for your own account first" in answer.json()["fields"]["requires_second_factor"]
     page = client.post(reverse("organization_second_factor"), {"required": "1"}, follow=True)
@@ -127,7 +128,7 @@ def test_an_owner_with_a_second_factor_sets_the_rule_on_the_page_and_in_the_api(
     assert page.count("no second factor") == 1  # beside the member; the owner has one
     assert client.patch(data=json.dumps({"requires_second_factor": True}), **PATCH).json()["requires_second_factor"]
     client.post(reverse("organization_second_factor"), {"required": "0"})
-    assert refused.get("/").status_code == 200
+    assert members_client.get("/").status_code == 200
     actions = AuditEvent.objects.filter(action__startswith="organization.second").order_by("id")
     # A change to the same value writes no event.
     assert [each.action.rpartition("_")[2] for each in actions] == ["required", "optional"]

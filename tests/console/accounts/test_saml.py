@@ -50,7 +50,7 @@ def test_an_account_is_found_by_the_subject_alone_and_an_address_of_a_named_doma
 
 
 def without(path, name=None):
-    """Return a function that removes an element, or an attribute of one, from an assertion."""
+    """Return a function that removes an element of an assertion, or only its attribute `name`."""
 
     def change(assertion):
         element = assertion.find(path, saml_idp.NAMESPACES)
@@ -87,7 +87,7 @@ HOSTILE = {
     "of another issuer": ("Invalid issuer", lambda idp, answer: answer(issuer="https://other.example.com")),
     "for another browser": ("Nobody waits", lambda idp, answer: answer(in_response_to="id-of-another")),
     "for no request": ("IdP initiated SSO rejected", lambda idp, answer: answer(in_response_to=None)),
-    "for no request, shown as for ours": (
+    "assertion for no request, message for this browser's": (
         "answers another request",
         lambda idp, answer: answer(in_response_to=None).replace(" ID=", f' InResponseTo="{answer.request.id}" ID=', 1),
     ),
@@ -179,7 +179,7 @@ def test_the_url_for_responses_limits_what_it_stores_and_there_is_no_single_log_
     client, address = browser(), reverse("saml_acs", args=["acme"])
     assert client.get(address).status_code == 405
     assert client.post(reverse("saml_acs", args=["unknown"])).status_code == 404
-    assert client.post(address, {"SAMLResponse": "x" * 300_000}).status_code == 413
+    assert client.post(address, {"SAMLResponse": "x" * 300_000}).status_code == 413  # the limit is 256 KiB
     assert not Session.objects.exists()
     assert client.get(reverse("saml_sls", args=["acme"])).status_code == 404
     settings.ACCOUNT_RATE_LIMITS = {"saml_response": "1/m/ip"}
@@ -213,6 +213,6 @@ def test_an_invalid_provider_in_the_settings_stops_the_start(fields, message):
 
 def test_the_start_says_what_to_install_and_the_content_policy_gets_the_providers_origin(idp, settings, monkeypatch):
     assert sign_in.origins(settings.SAML_PROVIDERS) == ["https://idp.example.com"]
-    monkeypatch.setitem(sys.modules, sign_in.SAML_MODULE, None)
+    monkeypatch.setitem(sys.modules, sign_in.SAML_MODULE, None)  # it cannot be imported, as if it were not installed
     with pytest.raises(ImproperlyConfigured, match="Install them"):
         saml_idp.configure(settings, idp.certificate, CONSOLE)

@@ -11,7 +11,7 @@ from django.urls import reverse
 
 from console.accounts import second_factors, user_agents
 from console.accounts.models import AuditEvent
-from tests.console.accounts.conftest import behind
+from tests.console.accounts.conftest import forwarded_for
 from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
@@ -35,7 +35,7 @@ def enter_password(user, address="198.51.100.1", next_page=""):
     client = Client()
     query = f"?next={next_page}" if next_page else ""
     form = {"login": user.email, "password": PASSWORD, "next": next_page}
-    return client, client.post(reverse("account_login") + query, form, **behind(address))
+    return client, client.post(reverse("account_login") + query, form, **forwarded_for(address))
 
 
 def set_up_authenticator_app(user):
@@ -76,11 +76,12 @@ def test_a_log_in_needs_the_code_and_a_code_works_once(user):
 def test_wrong_codes_are_limited_by_account_across_ip_addresses(user):
     _secret, codes = set_up_authenticator_app(user)
     for number in range(5):  # as many wrong codes as an account may have
-        client, _answer = enter_password(user, f"198.51.100.{number + 10}")
-        answer = client.post(reverse("mfa_authenticate"), {"code": "000000"}, **behind(f"198.51.100.{number + 10}"))
+        address = f"198.51.100.{number + 10}"
+        client, _answer = enter_password(user, address)
+        answer = client.post(reverse("mfa_authenticate"), {"code": "000000"}, **forwarded_for(address))
         assert "Incorrect code" in answer.content.decode()
     client, _answer = enter_password(user, "198.51.100.99")
-    answer = client.post(reverse("mfa_authenticate"), {"code": codes[0]}, **behind("198.51.100.99"))
+    answer = client.post(reverse("mfa_authenticate"), {"code": codes[0]}, **forwarded_for("198.51.100.99"))
     assert "Too many wrong codes" in answer.content.decode()
 
 
@@ -115,7 +116,7 @@ def test_no_code_is_accepted_once_the_key_of_the_installation_is_lost(user, sett
     _secret, codes = set_up_authenticator_app(user)
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", []
     client, _answer = enter_password(user)
-    for code in (codes[0], code_of("")):  # the second in case a key that cannot be decrypted is read as empty
+    for code in (codes[0], code_of("")):  # "": an undecryptable key must not count as an empty one
         assert client.post(reverse("mfa_authenticate"), {"code": code}).status_code == 200
 
 

@@ -45,7 +45,7 @@ def test_the_last_owner_cannot_be_removed(owner, member):
     with pytest.raises(LastOwner):
         services.remove_member(membership=owner, actor=owner.user)
     services.change_role(membership=member, role=Role.OWNER, actor=owner.user)
-    User.objects.filter(pk=member.user_id).update(is_active=False)  # an owner who cannot log in is no other owner
+    User.objects.filter(pk=member.user_id).update(is_active=False)  # an owner who cannot log in does not count
     with pytest.raises(LastOwner):
         services.remove_member(membership=owner, actor=owner.user)
     User.objects.filter(pk=member.user_id).update(is_active=True)
@@ -68,7 +68,7 @@ def test_the_api_changes_a_role_and_renames_the_organization_but_not_its_slug(ap
 
 @pytest.mark.django_db(transaction=True)
 def test_two_owners_who_remove_each_other_or_themselves_at_once_leave_one_owner():
-    for _ in range(5):  # one race may miss the moment
+    for _ in range(5):  # in a single try, the two calls may not overlap
         first = MembershipFactory()
         second = MembershipFactory(organization=first.organization)
         outcomes = together(

@@ -11,7 +11,7 @@ from django.urls import reverse
 from console import sign_in
 from console.accounts import invitations
 from console.accounts.models import User
-from tests.console.accounts.conftest import behind
+from tests.console.accounts.conftest import forwarded_for
 from tests.factories.accounts import MembershipFactory
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +38,7 @@ def test_closed_sign_up_accepts_only_invited_people(settings, owner):
     query = invitation_query(owner, "bob@example.com")
     assert sign_up("eve@example.com", query)[1].status_code == 302  # the address is the invitation's
     assert set(User.objects.exclude(pk=owner.user.pk).values_list("email", flat=True)) == {"bob@example.com"}
-    assert "Sign-up is closed" in sign_up("eve@example.com", query)[1].text  # it was used
+    assert "Sign-up is closed" in sign_up("eve@example.com", query)[1].text  # Bob used the invitation
 
 
 def test_mail_domains_are_compared_as_a_whole(settings, owner):
@@ -46,7 +46,7 @@ def test_mail_domains_are_compared_as_a_whole(settings, owner):
     for address in ("a@evil-example.com", "a@example.com.evil.org", "a@sub.example.com"):
         assert "Use an address of: example.com." in sign_up(address)[1].text
     assert sign_up("Ada@EXAMPLE.com")[1].status_code == 302
-    assert sign_up("", invitation_query(owner, "bob@elsewhere.org"))[1].status_code == 302
+    assert sign_up("", invitation_query(owner, "bob@elsewhere.org"))[1].status_code == 302  # invited
 
 
 def test_an_account_waits_for_approval_wherever_it_logs_in(settings, owner, admin_client, mailoutbox):
@@ -65,7 +65,7 @@ def test_an_account_waits_for_approval_wherever_it_logs_in(settings, owner, admi
     assert mail.to == [user.email]
     assert client.post(reverse("account_login"), log_in).url == "/"
     invited, answer = sign_up("", invitation_query(owner, "bob@example.com"))
-    assert "_auth_user_id" in invited.session
+    assert "_auth_user_id" in invited.session  # an invitation needs no approval
 
 
 class Captcha(forms.CharField):
@@ -88,7 +88,7 @@ def test_the_captcha_field_of_the_operator_decides(settings):
 def test_log_in_above_the_limit_says_when_to_retry():
     client, wrong = Client(), {"login": "nobody@example.com", "password": "x"}
     # allauth allows an IP address 30 log-ins a minute.
-    answers = [client.post(reverse("account_login"), wrong, **behind("203.0.113.77")) for _ in range(31)]
+    answers = [client.post(reverse("account_login"), wrong, **forwarded_for("203.0.113.77")) for _ in range(31)]
     assert [answer.status_code for answer in (answers[0], answers[-1])] == [200, 429]
     assert answers[-1]["Retry-After"] == "60"
 
@@ -96,11 +96,11 @@ def test_log_in_above_the_limit_says_when_to_retry():
 def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings):
     settings.API_REQUESTS_PER_MINUTE = 2
     client, other = api(owner), api(MembershipFactory(organization=owner.organization))
-    # The window may end between two requests, once: five requests exceed it in any case.
+    # A new minute may begin between two requests, but at least three of the five fall into the same minute.
     answers = [client.get("/api/v1/whoami/") for _ in range(5)]
-    refused = answers[-1]
+    refused = next(answer for answer in answers if answer.status_code == 429)
     assert (refused.status_code, refused.data["code"]) == (429, "throttled")
-    assert 1 <= int(refused["Retry-After"]) <= 61
+    assert 1 <= int(refused["Retry-After"]) <= 61  # until the next minute, and a second more
     assert other.get("/api/v1/whoami/").status_code == 200
 
 

@@ -157,7 +157,7 @@ def test_single_sign_on_does_not_bypass_a_second_factor(sign_on_either):
     user = logged_in_user(client)
     TOTP.activate(user, "JBSWY3DPEHPK3PXP")
     code = RecoveryCodes.activate(user).get_unused_codes()[0]
-    assert Authenticator.objects.filter(user=user).count() == 2
+    assert Authenticator.objects.filter(user=user).count() == 2  # the app and the recovery codes
     client, answer = sign_on_either(email)
     assert answer.url == reverse("mfa_authenticate")
     assert logged_in_user(client) is None
@@ -165,7 +165,7 @@ def test_single_sign_on_does_not_bypass_a_second_factor(sign_on_either):
     assert logged_in_user(client) == user
 
 
-def test_an_answer_without_our_state_and_a_foreign_next_page_are_refused(sign_on_openid):
+def test_an_answer_without_the_consoles_state_and_a_foreign_next_page_are_refused(sign_on_openid):
     callback = reverse("openid_connect_callback", args=["acme"])
     client = Client()
     assert "failed" in client.get(f"{callback}?code=x&state=y").content.decode()

@@ -54,7 +54,7 @@ for crash in map(eval, sys.stdin):
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""For each line of input, forks a process that executes this line, which breaks something, and restores.
+"""For each line of input, forks a process. It executes the line as code, which breaks something, and then restores.
 
 Prints how the process ended."""
 CRASHES = {
@@ -114,7 +114,7 @@ def origin(short_folders, tmp_path_factory):
     copy_migrated_database(created.var)
     created.file.parent.mkdir(parents=True)
     created.file.write_bytes(b"first@example.com" * 1000)
-    created.file.parent.chmod(0o555)
+    created.file.parent.chmod(0o555)  # as of a dataset version; a restore must keep the mode
     done = created.manage("shell", "-v", "0", "-c", FILL_AND_BACK_UP % created.backup)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in created.backup.parent.iterdir()] == ["one"]
@@ -130,16 +130,16 @@ def backup(origin):
 @pytest.fixture
 def target(origin, short_folders):
     """An installation over which the backup is restored: with another account, another file and another key."""
-    place = Installation(short_folders())
-    origin.embedded.stop()
+    created = Installation(short_folders())
+    origin.embedded.stop()  # the files of a running PostgreSQL cannot be copied
     shutil.copytree(
-        origin.var, place.var, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("run", "log")
+        origin.var, created.var, dirs_exist_ok=True, symlinks=True, ignore=shutil.ignore_patterns("run", "log")
     )
-    (place.var / "secret_key").write_text("another" * 20)
-    place.query("UPDATE accounts_user SET email = 'second@example.com'")
-    place.file.write_bytes(b"second@example.com" * 1000)
-    yield place
-    place.remove()
+    (created.var / "secret_key").write_text("another" * 20)
+    created.query("UPDATE accounts_user SET email = 'second@example.com'")
+    created.file.write_bytes(b"second@example.com" * 1000)
+    yield created
+    created.remove()
 
 
 @pytest.fixture
@@ -284,4 +284,4 @@ def test_a_restore_that_fails_or_is_killed_changes_nothing_or_can_be_repeated(or
     assert target.file.parent.stat().st_mode & 0o777 == 0o555  # as in `origin`
     assert (target.var / "secret_key").read_text() == (origin.var / "secret_key").read_text()
     assert (12_34,) in target.query("SELECT posted_minor FROM billing_account")
-    assert [path for root in roots for path in root.glob(".*")] == []
+    assert [path for root in roots for path in root.glob(".*")] == []  # no marker and no unpacked files are left

@@ -62,7 +62,7 @@ def test_a_tree_is_restored_as_it_was(root, tmp_path):
     assert (packed.files, packed.folders, packed.left_out) == (8, 4, [])  # links count as files
     assert packed.sha256 == hashlib.sha256((tmp_path / "it.tar").read_bytes()).hexdigest()
     assert packed.bytes == (tmp_path / "it.tar").stat().st_size
-    (root / "datasets" / "a").chmod(0o755)
+    (root / "datasets" / "a").chmod(0o755)  # writable again, so that it can be removed
 
 
 def test_holes_in_files_take_no_space(root, tmp_path):

@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.requests.append((self.path, dict(self.headers), body))
         self.send_response(self.server.statuses.pop(0) if self.server.statuses else 200)
-        self.send_header("Location", "/elsewhere")
+        self.send_header("Location", "/elsewhere")  # counts with status 302 alone
         self.end_headers()
 
     def log_message(self, *_arguments):
@@ -73,7 +73,8 @@ def test_a_receiver_can_verify_what_it_gets(owner, receiver):
 
     [(path, headers, body)] = receiver.requests
     content = json.loads(body)
-    assert (path, headers["Trainyard-Event"], content["kind"]) == ("/hooks?team=1", *["wallet.topped_up"] * 2)
+    assert (path, headers["Trainyard-Event"]) == ("/hooks?team=1", content["kind"])
+    assert content["kind"] == "wallet.topped_up"
     assert (content["organization"], content["data"]) == (owner.organization.slug, DATA)
     time, value = (part.partition("=")[2] for part in headers["Trainyard-Signature"].split(","))
     assert value == hmac.new(secret.encode(), time.encode() + b"." + body, hashlib.sha256).hexdigest()
@@ -92,7 +93,7 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
     assert [path for path, _headers, _body in receiver.requests] == ["/hooks?team=1"] * 3  # follows no redirect
     assert Delivery.objects.get().state == "delivered"
 
-    receiver.statuses = [503] * 10
+    receiver.statuses = [503] * 10  # more than the console tries
     publish(owner.organization)
     for _try in range(10):
         delivery.deliver_due()
@@ -157,7 +158,7 @@ def test_an_owner_creates_reads_and_deletes_webhooks_on_the_pages(client, owner,
     assert "Enter an address" in client.post(page, {"url": "nonsense"}).text
     assert "whsec_" in client.post(page, {"url": receiver.url}).text
     assert "whsec_" not in client.get(page).text
-    receiver.statuses = [410] * 9
+    receiver.statuses = [410] * 9  # more than the console tries
     publish(owner.organization)
     for _try in delivery.RETRY_SECONDS:
         delivery.deliver_due()

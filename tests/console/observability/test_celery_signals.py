@@ -15,8 +15,8 @@ from tests.console.processes import wait_for
 def queue():
     """A queue with a worker of its own."""
     name = f"test-{uuid.uuid4().hex}"
-    # The ping check would wait for the result of a task, and our settings keep no results. `start_worker` switches
-    # Celery's heartbeats off by default; `celery_signals` sends ours with them.
+    # The ping check would wait for the result of a task, and the console's settings keep no results. `start_worker`
+    # switches Celery's heartbeats off by default; `celery_signals` sends the console's heartbeat with each of them.
     with start_worker(
         app, pool="solo", perform_ping_check=False, queues=[name], loglevel="ERROR", without_heartbeat=False
     ):

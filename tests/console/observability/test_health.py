@@ -53,7 +53,7 @@ def silence(kind, part, seconds):
 @pytest.mark.usefixtures("all_alive")
 def test_probes_of_a_healthy_console_succeed_and_may_use_its_ip_address(client, django_assert_num_queries):
     client.cookies["sessionid"] = "something"
-    with django_assert_num_queries(0):  # it reads no session
+    with django_assert_num_queries(0):  # the session is not read
         assert client.get("/healthz").json() == {"status": "ok"}
     del client.cookies["sessionid"]
     assert client.get("/healthz", headers={"Host": "10.1.2.3:8000"}).json() == {"status": "ok"}

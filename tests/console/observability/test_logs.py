@@ -34,7 +34,7 @@ logging.getLogger("of.celery").info("%s", "up")
 
 @pytest.fixture
 def written():
-    """`written()` gives what the console's configuration has written, as JSON objects."""
+    """`written()` returns the lines that were logged so far, as JSON objects in the console's format."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logs.formatter("json"))
@@ -93,7 +93,7 @@ def test_no_secret_is_written_in_a_message_or_a_traceback():
     for (text, secret), form in product(SECRETS, map(logs.formatter, logs.FORMATS)):
         assert secret not in form.format(record("%s", text))
         try:
-            int(text)
+            int(text)  # the message of its error quotes the text
         except ValueError as error:
             line = form.format(record("it failed", error=error))
         assert "ValueError" in line
@@ -157,5 +157,5 @@ def test_processes_of_django_and_celery_write_json_where_the_settings_say_so(tmp
         cwd=ROOT, env=os.environ | {"LOG_FORMAT": "json", "TRAINYARD_VAR": str(tmp_path)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    lines = [json.loads(line) for line in done.stderr.splitlines() if '"of.' in line]
+    lines = [json.loads(line) for line in done.stderr.splitlines() if '"of.' in line]  # the loggers of PROCESS
     assert [line["message"] for line in lines] == ["password=[hidden]", "up"]

@@ -85,7 +85,7 @@ def test_times_between_states_and_ends_are_added_up_from_events(customer, scrape
     attempt = customer.started()
     samples = scrape()
     assert samples["jobs_active", "running"] == 1
-    assert samples["nodes_granted",] == 2
+    assert samples["nodes_granted",] == 2  # the two of the job
     JobEvent.objects.filter(job=attempt.job, kind="running").update(created_at=earlier(100))
     customer.end(attempt, Outcome.CODE_FAILED)
     for samples in (scrape(), scrape()):  # the second must not add the same events again
@@ -110,7 +110,7 @@ def test_metrics_are_computed_from_rows_after_redis_lost_its_data(customer, scra
     redis_client.client().delete(redis_client.key("figures"))
     monkeypatch.setattr(db_metrics, "MAX_EVENTS_PER_SCRAPE", 4)
     samples, rounds = scrape(), 1
-    assert samples["figures_behind",] == 1
+    assert samples["figures_behind",] == 1  # some events are not summed yet
     while samples["figures_behind",]:
         samples, rounds = scrape(), rounds + 1
     assert rounds > 2  # two scrapes of four events each were not enough
@@ -128,7 +128,7 @@ def test_an_event_counts_from_a_minimum_age_on_and_shows_whether_a_retry_follows
     assert samples["transition_seconds_count", "queued", "running"] == 1
 
 
-def test_no_scrape_reads_rows_that_have_ended(customer, scrape):
+def test_no_scrape_scans_a_large_table(customer, scrape):
     customer.end(customer.started(), Outcome.COMPLETED)
     scrape()
     with CaptureQueriesContext(connection) as queries:
@@ -192,7 +192,7 @@ def test_a_scrape_counts_processes_streams_queued_tasks_and_errors_of_the_ledger
     try:
         samples = scrape()
     finally:
-        redis_client.client().lpop(metrics.QUEUES[0])
+        redis_client.client().lpop(metrics.QUEUES[0])  # Celery's real queue: `redis_keys` gives it no prefix
     assert samples["ledger_wrong", "balances"] == 2
     assert samples["processes", "watcher"] == 1
     assert samples["processes", "beat"] == 0
@@ -294,7 +294,7 @@ def test_a_forked_process_sends_its_own_counts_alone(monkeypatch):
     child = os.fork()
     if child == 0:  # pragma: no cover  # another process
         count(mine, "y")
-        redis_client.client.cache_clear()
+        redis_client.client.cache_clear()  # the parent's connection must not be shared
         os._exit(0 if mine.flush() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert totals() == {"y": (1,)}

@@ -62,7 +62,7 @@ def family(name):
 @pytest.fixture
 def exported(db, redis_keys):
     """The labels of each name that Prometheus sees, also of families that have no samples now."""
-    names = {"up": {"job"}}
+    names = {"up": {"job"}}  # which Prometheus itself adds
     for each in metrics.collect_metrics():
         for suffix in SUFFIXES[each.type]:
             names[each.name + suffix] = set(each._labelnames) | ({"le"} if suffix == "_bucket" else set())

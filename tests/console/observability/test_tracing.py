@@ -169,8 +169,8 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
     reconciliation.reconcile_job(job_pk=job.pk)
     attempt.refresh_from_db()
 
-    order = next(span for span in receiver.all() if attributes(span).get("http.route") == "api/v1/orders/")
-    spans = {span.name: span for span in receiver.all() if span.trace_id == order.trace_id}
+    order_span = next(span for span in receiver.all() if attributes(span).get("http.route") == "api/v1/orders/")
+    spans = {span.name: span for span in receiver.all() if span.trace_id == order_span.trace_id}
     parents = {
         name: next((each.name for each in spans.values() if each.span_id == span.parent_span_id), "")
         for name, span in spans.items()
@@ -181,7 +181,7 @@ def test_an_order_is_one_trace_down_to_each_rank(api, backend, receiver, monkeyp
         run: "POST", "queue": run, "start": run, "rank 0": run, "rank 1": run,
     }  # fmt: skip
     assert ranks == [spec.traceparent] * 2
-    assert spec.traceparent[:52] == f"00-{order.trace_id.hex()}-{spans[run].span_id.hex()}"
+    assert spec.traceparent[:52] == f"00-{order_span.trace_id.hex()}-{spans[run].span_id.hex()}"
     assert attributes(spans["rank 1"])["trainyard.rank"] == 1
     assert attributes(spans[run])["trainyard.reason"] == "code_failed"
     assert spans[run].status.code == Status.STATUS_CODE_ERROR

@@ -188,7 +188,7 @@ def test_another_organization_sees_no_quote_or_cost(browser, stranger, customer,
         answer = client.get(reverse(page))
         shown = b"".join(answer.streaming_content).decode() if answer.streaming else text(answer)
         assert completed_job.name not in shown
-    assert Job.objects.count() == 1
+    assert Job.objects.count() == 1  # `completed_job`
 
 
 def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):

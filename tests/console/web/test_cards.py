@@ -14,8 +14,8 @@ from tests.provider import DECLINED, GOOD, fail_network
 pytestmark = pytest.mark.django_db
 
 
-def cards_page(page):
-    return page.get(reverse("card_list")).content.decode()
+def cards_page(client):
+    return client.get(reverse("card_list")).content.decode()
 
 
 def pay_at(provider, url, card=GOOD):
@@ -23,8 +23,8 @@ def pay_at(provider, url, card=GOOD):
     provider.pay(url.rsplit("/", 1)[1], card)
 
 
-def save_card(page, provider):
-    pay_at(provider, page.post(reverse("card_add")).url)
+def save_card(client, provider):
+    pay_at(provider, client.post(reverse("card_add")).url)
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def saved_card(customer, owner_page, provider):
     return customers.saved_cards(customer.organization)[0].card
 
 
-def switch_on(page, card, **changes):
+def switch_on(client, card, **changes):
     """Switch on automatic top-ups from the card: of 50, below 20."""
     form = {"threshold_minor": "20", "amount_minor": "50", "method": card.method_id} | changes
-    return page.post(reverse("card_list"), form)
+    return client.post(reverse("card_list"), form)
 
 
 def test_a_card_is_saved_at_the_provider_and_removed_with_its_automatic_top_ups(owner_page, customer, provider):
@@ -103,7 +103,7 @@ def test_automatic_top_ups_with_invalid_values_are_refused(owner_page, saved_car
         assert (answer.status_code, sentence in answer.content.decode()) == (422, True), changes
     assert not AutoTopUp.objects.exists()
     switch_on(owner_page, saved_card)
-    # As the third failure leaves them.
+    # As the third failure leaves automatic top-ups.
     AutoTopUp.objects.update(is_on=False, failures=3, last_failure="expired_card")
     assert "were switched off" in cards_page(owner_page)
     assert "The card has expired." in cards_page(owner_page)
@@ -130,17 +130,18 @@ def quote(customer):
     return orders.quote_order(membership=customer.membership, data=ten_hours)
 
 
-def pay_quote(page, quote, provider, card=GOOD):
-    pay_at(provider, page.post(reverse("training_pay"), {"quote": quote.pk}).headers["HX-Redirect"], card)
+def pay_quote(client, quote, provider, card=GOOD):
+    pay_at(provider, client.post(reverse("training_pay"), {"quote": quote.pk}).headers["HX-Redirect"], card)
     return TopUp.objects.filter(quote=quote).latest("pk")
 
 
-def return_from_payment(page, quote):
-    return page.get(reverse("training_paid", args=[quote.pk]) + "?paid=1")
+def return_from_payment(client, quote):
+    return client.get(reverse("training_paid", args=[quote.pk]) + "?paid=1")
 
 
 def test_a_quote_is_bought_once_its_payment_arrives(owner_page, quote, provider):
-    assert pay_quote(owner_page, quote, provider).amount_minor == max(quote.ceiling_minor, 500)  # the smallest top-up
+    smallest_top_up = 500
+    assert pay_quote(owner_page, quote, provider).amount_minor == max(quote.ceiling_minor, smallest_top_up)
     assert "is being processed" in return_from_payment(owner_page, quote).content.decode()
     assert not Order.objects.exists()
     provider.deliver()

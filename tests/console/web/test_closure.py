@@ -34,12 +34,12 @@ def test_the_page_names_what_prevents_the_closure_in_place_of_the_form(owner_pag
 
 def test_a_person_deletes_their_own_account_with_the_password():
     person = MembershipFactory(role=Role.MEMBER).user
-    page = Client()
-    page.force_login(person)
-    asked = page.get("/security/delete/")
+    client = Client()
+    client.force_login(person)
+    asked = client.get("/security/delete/")
     assert asked.status_code == 302
     assert "reauthenticate" in asked.url
-    page.post(asked.url, {"password": PASSWORD})
-    assert b"to confirm" in page.post("/security/delete/", {"email": "another@example.com"}).content
-    assert page.post("/security/delete/", {"email": person.email.upper()}).url == "/accounts/login/"
+    client.post(asked.url, {"password": PASSWORD})
+    assert b"to confirm" in client.post("/security/delete/", {"email": "another@example.com"}).content
+    assert client.post("/security/delete/", {"email": person.email.upper()}).url == "/accounts/login/"
     assert not User.objects.exists()

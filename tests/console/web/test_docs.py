@@ -69,8 +69,8 @@ def test_columns_for_contributors_are_left_out(client):
     html = page(client, "faults")
     shown = ["fault", "detection", "what the customer sees", "who pays", "recovery"]
     assert re.findall(r"<th>(.*?)</th>", html) == shown
-    assert all(row.count("<td") in {0, 5} for row in html.split("<tr>"))
-    assert "test_" not in html  # the column that is left out names tests
+    assert all(row.count("<td") in {0, 5} for row in html.split("<tr>"))  # 0: the header row
+    assert "test_" not in html  # the column that is left out names tests, such as the one below
     assert "No section has these words" in page(client, "", q="test_runs_go_on_and_end_while_everything_is_dead")
 
 

@@ -72,7 +72,7 @@ def test_a_missing_file_is_explained_with_similar_names_in_its_folder_and_none_o
     customer.write("data/labels.csv", "1")
     for name in ("a", "b", "c" * 120):
         customer.write(f"many/{name}", "1")
-    for path, folder, similar in (  # no folder and no name: nothing outside the customer's data may be listed
+    for path, folder, similar in (  # "" and None: nothing outside the customer's data may be listed
         ("/datasets/digits/trian.csv", "/datasets/digits", "train.csv"),
         ("/datasets/digits/no/such/train.csv", "/datasets/digits", "test.csv"),
         ("/datasets/digits/../../../../etc/passwd", "", None),

@@ -53,7 +53,7 @@ def test_an_image_is_edited_deleted_and_created_again(customer, owner_page):
     image = Image.objects.get(organization=customer.organization)
     assert (image.name, image.title, image.reference) == ("a-mine", *CHANGED.values())
     assert owner_page.post(delete).status_code == 302
-    owner_page.get(reverse("image_list"))  # shows the toasts, which name it
+    owner_page.get(reverse("image_list"))  # shows the toasts, which name the image, so that later pages lack them
     assert "a-mine" not in owner_page.get(reverse("training_new")).content.decode()
     assert owner_page.get(edit).status_code == owner_page.post(delete).status_code == 404
     owner_page.post(reverse("image_new"), MINE)

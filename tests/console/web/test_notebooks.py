@@ -358,12 +358,13 @@ class TestHost:
     def test_a_link_or_pipe_in_place_of_the_socket_is_not_opened(self, browsers, customer, lab, short_folders):
         browser = browsers(customer.membership)
         browser.enter()
-        # Customer code could put a link to another socket of this machine in its place.
+        # Customer code could replace the socket by a link to another socket of this machine.
         elsewhere = short_folders() / "console.sock"
         lab.path.rename(elsewhere)
         lab.path.symlink_to(elsewhere)
         assert browser.ask().status_code == HTTPStatus.FORBIDDEN
-        with pytest.raises(gateway.Refused), gate.verified_socket(lab.path):  # also if put there after Django's check
+        # The server checks again, because customer code could put the link there after Django's check.
+        with pytest.raises(gateway.Refused), gate.verified_socket(lab.path):
             pass
         lab.path.unlink()
         os.mkfifo(lab.path)

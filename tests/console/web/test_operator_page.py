@@ -88,7 +88,7 @@ def test_only_administrators_with_the_permission_open_the_page(client, customer,
 
 def test_an_opened_tab_is_in_the_customers_audit_log_and_there_are_no_other_tabs_or_methods(customer, completed_job):
     user = operator("view_job")
-    MembershipFactory(user=user, role=Role.OWNER)
+    MembershipFactory(user=user, role=Role.OWNER)  # their own organization must not get the entry
     client = logged_in(user)
     page = main_of(client.get(reverse("operator_job", args=[completed_job.pk, "nodes"])))
     assert customer.organization.name in page
@@ -119,7 +119,7 @@ def jobs(customer):
 
 def test_the_page_offers_nothing_but_its_tabs_and_links_to_the_admin(customer, jobs):
     user = operator("view_job", is_superuser=True)
-    # No action appears, although the administrator is also an owner: here, and of the customer's organization.
+    # No action appears, although the administrator owns an organization, and the customer's organization too.
     MembershipFactory(user=user, role=Role.OWNER)
     MembershipFactory(user=user, role=Role.OWNER, organization=customer.organization)
     client = logged_in(user)

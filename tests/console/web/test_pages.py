@@ -1,4 +1,4 @@
-"""Every page: which roles see it, that no other organization does, and that it obeys the content policy."""
+"""Pages: which roles see them, that no other organization does, and that they obey the content policy."""
 
 import re
 from urllib.parse import parse_qs, urlsplit
@@ -54,7 +54,7 @@ PAGES = {
         "organization_service_account": ["robot"], "webhook_list": [], "webhook_detail": ["webhook"],
     },
 }  # fmt: skip
-"""The console's pages with their arguments, by what a member needs to open them."""
+"""Pages with their arguments, by what a member needs to open them. Other tests open the pages that are missing here."""
 ACTIONS = {
     "activation_deactivate": [], "dataset_delete": ["digits"], "dataset_version_delete": ["digits", 1],
     "dataset_copy": ["digits"], "dataset_import": ["digits"], "dataset_share_new": ["digits"],

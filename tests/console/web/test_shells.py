@@ -142,7 +142,7 @@ def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers
     @asynccontextmanager
     async def unreachable():
         raise BackendUnavailable("Slurm did not start a step for the shell in 30 s.")
-        yield
+        yield  # makes this a generator, as the decorator needs
 
     async def use():
         async with member.websocket(attempt.job_id) as websocket:

@@ -47,11 +47,11 @@ def test_the_page_lists_what_is_kept_removes_and_restores_it(owner_page, custome
     for kind, item in (("versions", version), ("workspaces", workspace)):  # neither is deleted any more
         assert owner_page.delete(f"{API}deleted/{kind}/{item.pk}/").status_code == 404
     assert selectors.storage_used(customer.organization) < before
-    owner_page.get(reverse("storage_usage"))  # shows the toasts, which name it
+    owner_page.get(reverse("storage_usage"))  # shows the toasts, which name the version, so that later pages lack them
     assert str(version) not in owner_page.get(reverse("storage_usage")).content.decode()
 
 
-def test_another_organization_neither_sees_nor_removes_it(stranger, browser, kept):
+def test_another_organization_neither_sees_nor_removes_what_is_kept(stranger, browser, kept):
     client = browser(stranger)
     assert client.get(API).json()["deleted"] == []
     for kind, item in zip(("versions", "workspaces"), kept, strict=False):

@@ -32,7 +32,7 @@ HIDDEN = {"name": "--hidden", "type": "categorical", "choices": "32, 64, wide"}
 
 @pytest.fixture
 def page(owner_page, completed_job):
-    """`page(url_name, *arguments, **data)` posts a form, `page.quote` that of a sweep of `completed_job`."""
+    """`page(url_name, *arguments, **data)` posts a form. `page.quote` posts the form of a sweep of `completed_job`."""
 
     class Page:
         job = completed_job

@@ -108,6 +108,7 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
         Membership.objects.filter(pk=customer.membership.pk).delete()
         with logged_in(url, customer.membership) as former:
             assert former.get(f"{path}data/runs").status_code in {302, 404}
+    # A member again. The TensorBoard has ended with its owner.
     MembershipFactory(organization=customer.organization, user=customer.membership.user)
     with asgi_console() as url, logged_in(url, customer.membership) as late:
         ended = late.get(f"{path}data/runs")
