@@ -39,11 +39,13 @@ PAGES = {
         "job_file": ["job", "outputs/picture"], "job_image": ["job", "outputs/picture"],
         "wallet": [], "receipt_list": [], "receipt_detail": ["receipt"], "cost_list": [], "cost_export": [],
         "credit_list": [], "secret_list": [], "registry_list": [], "organization": [], "tokens": [],
+        "notebook_list": [], "job_cost": ["job"], "job_metrics": ["job"], "job_points": ["job"],
+        "job_points_csv": ["job"],
     },
     STORE: {"dataset_new": [], "job_publish": ["job"], "workspace_new": [], "image_new": []},
     RUN: {
         "training_new": [], "training_environment": ["quote"], "training_comparison": ["quote"], "sweep_new": [],
-        "notebook_extend": ["notebook"],
+        "notebook_extend": ["notebook"], "notebook_new": [],
     },
     PAY: {
         "card_list": [], "invoice_list": [], "invoice_detail": ["invoice"], "invoice_csv": ["invoice"],
@@ -77,9 +79,24 @@ ACTIONS = {
     "organization_service_accounts": [], "organization_service_account_state": ["robot"],
     "organization_service_account_delete": ["robot"], "webhook_list": [], "webhook_delete": ["webhook"],
     "webhook_send_again": ["webhook", 1], "secret_list": [], "secret_delete": ["KEY"], "registry_list": [],
-    "registry_delete": ["a.example.com"],
+    "registry_delete": ["a.example.com"], "image_check": [], "image_edit": ["ours"], "image_delete": ["ours"],
+    "invoice_new": [], "job_edit": ["job"], "notebook_quote": [], "notebook_order": [],
+    "organization_service_account_token_revoke": ["robot", 1], "workspace_train": ["main", "train.py"],
 }  # fmt: skip
-"""URL names and arguments of forms that change something."""
+"""URL names and arguments of forms that change something, which a viewer may not."""
+ELSEWHERE = {
+    "job_compare", "job_shell", "job_tensorboard", "jobs_tensorboard", "job_view_save", "job_view_delete",
+    "notebook_open", "organization_export", "invoice_pdf", "pending_top_up", "tool", "tool_root", "training_paid",
+    "training_script", "training_scripts", "workspace_folder", "workspace_picture", "token_revoke",
+}  # fmt: skip
+"""URL names of an organization's pages whose roles the tests of their features check."""
+WITHOUT_ORGANIZATION = {
+    "brand_logo", "brand_style", "docs", "docs_page", "legal_text", "invitation", "invitation_accept",
+    "invitation_decline", "notebook_admit", "shell_admit", "notification_choices", "notification_list",
+    "organization_new", "organization_switch", "security", "security_delete", "security_end_client_access",
+    "security_end_session", "security_end_sessions", "security_export", "time_zone",
+}  # fmt: skip
+"""URL names of pages that are public or a person's own, whatever their role."""
 # What the content policy refuses in a page:
 HANDLER = re.compile(r"<[^>]+\son[a-z]+\s*=|javascript:|hx-on", re.IGNORECASE)
 INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>", re.IGNORECASE)
@@ -163,6 +180,11 @@ def test_objects_of_another_organization_are_not_found_and_a_role_changes_only_w
         client = browser(MembershipFactory(role=role, organization=completed_job.organization))
         for name in names:
             assert client.post(address(name, ACTIONS[name])).status_code == 403, (role, name)
+
+
+def test_every_page_has_a_rule_about_roles():
+    ruled = {*ACTIONS, *ELSEWHERE, *WITHOUT_ORGANIZATION}.union(*PAGES.values())
+    assert {pattern.name for _route, pattern in routes_of("console.web.urls")} == ruled
 
 
 def test_a_form_of_an_ended_session_returns_to_its_page(db, client):
