@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
@@ -275,3 +276,21 @@ def call_spawner(installed, answers, method, **options):
 )
 def test_a_server_counts_as_open_while_its_console_cannot_be_reached(installed, response, status):
     assert call_spawner(installed, {"7/": response}, "poll") == [status, 7]
+
+
+def test_a_start_takes_over_the_open_notebook_of_its_own_profile_alone(installed):
+    def notebook(number, profile, state="running"):
+        choices = {"workspace": "main", "image": "pytorch", "node_spec": "nano", "url": "u"}
+        queued_at = datetime.now(UTC).isoformat()
+        return {"id": number, "name": f"JupyterHub 1 ({profile})", "state": state, "queued_at": queued_at} | choices
+
+    pages = {
+        "?page_size=200": {
+            "results": [notebook(5, "Large"), notebook(4, "Small", state="failed")],
+            "next": "http://other.example.com/?cursor=b",
+        },
+        "?cursor=b": {"results": [notebook(3, "Small")], "next": None},
+    }
+    answers = {path: answer(page) for path, page in pages.items()}
+    for profile, number in (("0", 3), ("1", 5)):
+        assert call_spawner(installed, answers, "start", profile=profile)[1] == number
