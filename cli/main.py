@@ -34,7 +34,12 @@ class Program(click.Group):
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--url", default="", metavar="URL", help="The console, if not the one that you logged in to last.")
+@click.option(
+    "--url",
+    default="",
+    metavar="URL",
+    help="The console, if not the one that you logged in to last. Only that at TRAINYARD_URL gets TRAINYARD_TOKEN.",
+)
 @click.version_option(VERSION, prog_name="trainyard")
 @click.pass_context
 def main(context: click.Context, url: str) -> None:

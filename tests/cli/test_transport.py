@@ -132,3 +132,12 @@ def test_a_token_of_the_environment_needs_its_console(tmp_path):
     assert "ty_b" not in repr(stored.console())
     stored.remove()
     assert stored.console().token == "ty_a"
+
+
+def test_a_token_of_the_environment_is_only_for_its_own_console(tmp_path):
+    credentials = Credentials({"TRAINYARD_TOKEN": "t", "TRAINYARD_URL": "a.example.com"}, tmp_path / "tokens.json")
+    credentials.save(Console("https://b.example.com", "ty_b"))
+    for url, token in (("", "t"), ("https://A.example.com/", "t"), ("https://b.example.com", "ty_b")):
+        assert credentials.console(url).token == token, url
+    with pytest.raises(CliError, match=r"not logged in to https://c\.example\.com"):
+        credentials.console("https://c.example.com")
