@@ -66,7 +66,8 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
     running = _wait_until_running(session, client, new_notebook)
     if not screen.print_json(running):
-        screen.print(f"Open it in your browser: {running.url}")
+        ended = f"Notebook {running.id} ended before it ran: {running.reason or running.state}."
+        screen.print(f"Open it in your browser: {running.url}" if running.url else ended)
     if not running.url:
         click.get_current_context().exit(JOB_FAILED)
 
