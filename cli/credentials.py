@@ -39,12 +39,13 @@ def normalize_url(text: str, *, allow_http: bool = False) -> str:
     HTTP, which would send the token unencrypted, is accepted only for this machine, or with `allow_http`.
     """
     text = text.strip()
-    parts = urlsplit(text if "://" in text else f"https://{text}")
     try:
-        port = parts.port
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+        parts.port  # noqa: B018  # raises ValueError for an invalid port
+        is_valid = parts.scheme in {"http", "https"} and "@" not in parts.netloc and text.isprintable()
     except ValueError:
-        port = -1  # not a valid port; refused below
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1 or "@" in parts.netloc:
+        is_valid = False
+    if not is_valid or not parts.hostname:
         raise InvalidChoice("Enter the address of a console, for example https://trainyard.example.com")
     if parts.scheme == "http" and not allow_http and not _is_this_machine(parts.hostname):
         raise UnsafeCredentials(

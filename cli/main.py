@@ -9,12 +9,12 @@ import click
 
 from . import VERSION
 from .commands import account, datasets, jobs, models, notebooks, runs, sweeps, workspaces
-from .errors import DETACHED, CliError
+from .errors import DETACHED, CliError, InvalidChoice
 from .session import Session
 
 
 class Program(click.Group):
-    """The group of all commands. It prints a CliError and ends the program with its exit status."""
+    """The group of all commands. It prints an error, of a file too, and ends the program with its exit status."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
@@ -29,6 +29,14 @@ class Program(click.Group):
             # would print a warning about the same error.
             sys.stderr.close()
             context.exit(1)
+        except OSError as error:  # of a file that cannot be read or written
+            sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            session.screen.error(CliError.code, sentence, {})
+            context.exit(CliError.exit_status)
+        except UnicodeError:
+            sentence = "An option, argument, token or input has characters that cannot be sent."
+            session.screen.error(InvalidChoice.code, sentence, {})
+            context.exit(InvalidChoice.exit_status)
         except KeyboardInterrupt:  # Ctrl-C ends this program only: a job that it has bought goes on
             context.exit(DETACHED)
 
