@@ -12,7 +12,7 @@ from trainyard_jupyterhub.spawner import TrainyardSpawner
 
 PROFILES = [
     {"name": name, "image": "pytorch", "node_spec": "nano", "max_seconds": hours * 3600}
-    for name, hours in (("Small", 1), ("Large", 12))
+    for name, hours in (("Small", 1), ("Large  size", 12))
 ]
 
 

@@ -286,7 +286,7 @@ def test_a_start_takes_over_the_open_notebook_of_its_own_profile_alone(installed
 
     pages = {
         "?page_size=200": {
-            "results": [notebook(5, "Large"), notebook(4, "Small", state="failed")],
+            "results": [notebook(5, "Large size"), notebook(4, "Small", state="failed")],
             "next": "http://other.example.com/?cursor=b",
         },
         "?cursor=b": {"results": [notebook(3, "Small")], "next": None},

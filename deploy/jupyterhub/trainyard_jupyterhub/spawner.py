@@ -176,8 +176,8 @@ class TrainyardSpawner(Spawner):
         fields = {field: profile[field] for field in PURCHASE_FIELDS if field in profile}
         # With the profile, because `_find_open_notebook` must not take over a notebook of another profile. Its ceiling
         # and time limit would not tell: an extension or a new price changes those of the same profile, too.
-        name = f"JupyterHub {' '.join(filter(None, (self.user.name, self.name)))} ({profile['name']})"
-        name = name[:100]  # the console's limit
+        words = f"JupyterHub {self.user.name} {self.name} ({profile['name']})".split()
+        name = " ".join(words)[:100].rstrip()  # as the console stores names
         return fields | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
 
     async def _find_open_notebook(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any] | None:
