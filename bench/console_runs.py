@@ -52,21 +52,30 @@ class ConsoleRuns:
             text=True,
             start_new_session=True,  # Ctrl-C then reaches only the benchmark, and `__exit__` stops the console
         )
-        lines = []
-        for line in self._process.stdout or ():
-            lines.append(line)
-            if _READY_LINE in line:
-                break
-        else:
-            raise SystemExit("The console did not start:\n" + "".join(lines))
+        try:
+            self._wait_until_ready()
+        except BaseException:  # Ctrl-C too: `__exit__` is not called after an error in here
+            self._stop()
+            raise
         accounts = json.loads((self._var / "demo.json").read_text())
         self._url, self._token = accounts["url"], accounts["customer"]["token"]
         self._customer = self._create_client()
         return self
 
+    def _wait_until_ready(self) -> None:
+        lines = []
+        for line in self._process.stdout or ():
+            lines.append(line)
+            if _READY_LINE in line:
+                return
+        raise SystemExit("The console did not start:\n" + "".join(lines))
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 

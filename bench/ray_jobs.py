@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ray.job_submission import JobStatus, JobSubmissionClient
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def run_one(client: JobSubmissionClient) -> None:
-    """Submit one trivial run and wait for its end."""
+    """Submit one trivial run and wait for its end. Raises SystemExit if it fails."""
     job = client.submit_job(entrypoint="python -c 'print(1)'")
     while True:
         status = client.get_job_status(job)
@@ -36,6 +36,12 @@ def run_one(client: JobSubmissionClient) -> None:
                 raise SystemExit(f"Ray's job ended {status}: {client.get_job_info(job).message}")
             return
         time.sleep(POLL_SECONDS)  # Ray offers no event for a job's end
+
+
+def run_repeatedly(client: JobSubmissionClient, runs: int) -> None:
+    """Run this number of trivial runs, one after the other."""
+    for _run in range(runs):
+        run_one(client)
 
 
 def connect(url: str, head: "subprocess.Popen[bytes]") -> JobSubmissionClient:
@@ -63,14 +69,9 @@ def main() -> None:
             client = connect(f"http://127.0.0.1:{dashboard_port}", head)
             run_one(client)  # the first run starts Ray's workers and does not count
             started_at = time.monotonic()
-            threads = [
-                threading.Thread(target=lambda: [run_one(client) for _run in range(runs // clients)])
-                for _client in range(clients)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with ThreadPoolExecutor(clients) as pool:
+                for done in [pool.submit(run_repeatedly, client, runs // clients) for _client in range(clients)]:
+                    done.result()  # raises the thread's error
             print(time.monotonic() - started_at)
         finally:
             head.terminate()

@@ -81,7 +81,8 @@ def main() -> None:
         from django.test import Client  # noqa: PLC0415 - Django must be set up first
 
         customer = create_customer(Path(os.environ["TRAINYARD_VAR"]))
-        customer.quota(max_open_jobs=WAITING_JOBS + 1)
+        # One running node: beside the measured run every other job waits, however many cores the machine has.
+        customer.quota(max_open_jobs=WAITING_JOBS + 1, max_running_nodes=1)
         client = Client(headers={"host": url.removeprefix("http://")})
         client.force_login(customer.membership.user)
         cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
@@ -107,7 +108,7 @@ def main() -> None:
 
 
 def start_jobs(customer: Any) -> tuple[Any, list[Any]]:
-    """Order the run that prints, wait until it runs, and order jobs that wait for its node."""
+    """Order the run that prints, wait until it runs, and order jobs that wait for its end."""
     customer.write(SCRIPT, PRINTING)
     job = customer.job(code_path=SCRIPT, node_spec="nano", nodes=1)
     give_up_at = time.monotonic() + START_SECONDS
@@ -116,8 +117,7 @@ def start_jobs(customer: Any) -> tuple[Any, list[Any]]:
             raise SystemExit(f"The run does not print: {job.state} {job.detail}")
         time.sleep(0.2)  # another process starts the run
         job.refresh_from_db()
-    # A `medium` node needs two cores. On a machine with two, no such node fits beside the run, so each job waits.
-    return job, [customer.job(node_spec="medium", nodes=1) for _job in range(WAITING_JOBS)]
+    return job, [customer.job(node_spec="nano", nodes=1) for _job in range(WAITING_JOBS)]
 
 
 async def measure(

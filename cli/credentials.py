@@ -1,8 +1,8 @@
 """The tokens of the consoles that this user has logged in to, in a file that only the user can read.
 
 The file is `credentials.json` in `$XDG_CONFIG_HOME/trainyard` or `~/.config/trainyard`, with mode 0600:
-`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` have precedence over it. With these,
-an address with http needs `TRAINYARD_ALLOW_HTTP` in place of `login`'s option --allow-http.
+`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` have precedence over it, for that
+address alone. There, http needs `TRAINYARD_ALLOW_HTTP` in place of `login`'s option --allow-http.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def normalize_url(text: str, *, allow_http: bool = False) -> str:
     HTTP, which would send the token unencrypted, is accepted only for this machine, or with `allow_http`.
     """
     text = text.strip()
-    parts = urlsplit(text if "://" in text else f"https://{text}")
     try:
-        port = parts.port
+        parts = urlsplit(text if "://" in text else f"https://{text}")
+        parts.port  # noqa: B018  # raises ValueError for an invalid port
+        is_valid = parts.scheme in {"http", "https"} and "@" not in parts.netloc and text.isprintable()
     except ValueError:
-        port = -1  # not a valid port; refused below
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1 or "@" in parts.netloc:
+        is_valid = False
+    if not is_valid or not parts.hostname:
         raise InvalidChoice("Enter the address of a console, for example https://trainyard.example.com")
     if parts.scheme == "http" and not allow_http and not _is_this_machine(parts.hostname):
         raise UnsafeCredentials(
@@ -78,15 +79,21 @@ class Credentials:
         self.path = path or default_path(environment)
 
     def console(self, url: str = "") -> Console:
-        """Return the console at `url`, else at TRAINYARD_URL, else of the last login. Raises NotLoggedIn."""
-        url = url or self._environment.get("TRAINYARD_URL", "")
-        if token := self._environment.get("TRAINYARD_TOKEN", "").strip():
-            if not url:
-                raise NotLoggedIn("TRAINYARD_TOKEN is set. Set TRAINYARD_URL to the console that it is for, too.")
-            return Console(normalize_url(url, allow_http=bool(self._environment.get("TRAINYARD_ALLOW_HTTP"))), token)
-        default_url, tokens = self._read()
+        """Return the console at `url`, else at TRAINYARD_URL, else of the last login.
+
+        TRAINYARD_TOKEN is only for the console at TRAINYARD_URL. Raises NotLoggedIn, InvalidChoice, UnsafeCredentials.
+        """
+        own_url = self._environment.get("TRAINYARD_URL", "")
         # `login` has asked for --allow-http before it stored an address with http.
-        url = normalize_url(url, allow_http=True) if url else default_url
+        url = normalize_url(url or own_url, allow_http=True) if url or own_url else ""
+        if token := self._environment.get("TRAINYARD_TOKEN", "").strip():
+            if not own_url:
+                raise NotLoggedIn("TRAINYARD_TOKEN is set. Set TRAINYARD_URL to the console that it is for, too.")
+            if url == normalize_url(own_url, allow_http=True):
+                allow_http = bool(self._environment.get("TRAINYARD_ALLOW_HTTP"))
+                return Console(normalize_url(url, allow_http=allow_http), token)
+        default_url, tokens = self._read()
+        url = url or default_url
         if not url:
             raise NotLoggedIn(f"You are not logged in. {LOG_IN}")
         if url not in tokens:

@@ -9,12 +9,12 @@ import click
 
 from . import VERSION
 from .commands import account, datasets, jobs, models, notebooks, runs, sweeps, workspaces
-from .errors import DETACHED, CliError
+from .errors import DETACHED, CliError, InvalidChoice
 from .session import Session
 
 
 class Program(click.Group):
-    """The group of all commands. It prints a CliError and ends the program with its exit status."""
+    """The group of all commands. It prints an error, of a file too, and ends the program with its exit status."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
@@ -29,12 +29,25 @@ class Program(click.Group):
             # would print a warning about the same error.
             sys.stderr.close()
             context.exit(1)
+        except OSError as error:  # of a file that cannot be read or written
+            sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            session.screen.error(CliError.code, sentence, {})
+            context.exit(CliError.exit_status)
+        except UnicodeError:
+            sentence = "An option, argument, token or input has characters that cannot be sent."
+            session.screen.error(InvalidChoice.code, sentence, {})
+            context.exit(InvalidChoice.exit_status)
         except KeyboardInterrupt:  # Ctrl-C ends this program only: a job that it has bought goes on
             context.exit(DETACHED)
 
 
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--url", default="", metavar="URL", help="The console, if not the one that you logged in to last.")
+@click.option(
+    "--url",
+    default="",
+    metavar="URL",
+    help="The console, if not the one that you logged in to last. Only that at TRAINYARD_URL gets TRAINYARD_TOKEN.",
+)
 @click.version_option(VERSION, prog_name="trainyard")
 @click.pass_context
 def main(context: click.Context, url: str) -> None:

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .client import Client
 from .decoding import decode
-from .errors import ApiError, Unreachable
+from .errors import ApiError, CliError, Unreachable
 from .schemas import Job, Log
 from .screen import Screen, clean, clean_output, money
 
@@ -173,10 +173,12 @@ class LogFollower:
     def _run(self) -> None:
         """Print the output of each attempt in the queue, until None (the thread's function)."""
         while (attempt := self._attempts.get()) is not None:
-            for line in lines(self._client, self._job_id, rank=0, attempt=attempt, pause=self._pause):
-                if self._is_stopped.is_set():
-                    return
-                self._print(line.text)
+            # `Watch` notices a fault itself as it follows the job's state.
+            with suppress(CliError):
+                for line in lines(self._client, self._job_id, rank=0, attempt=attempt, pause=self._pause):
+                    if self._is_stopped.is_set():
+                        return
+                    self._print(line.text)
 
 
 class Line(NamedTuple):
@@ -212,11 +214,12 @@ def lines(
 ) -> Iterator[Line]:
     """Yield the lines of a rank's output as they are written, until the output ends.
 
-    Reconnects after an interruption. Ends early, without an error, if the console refuses the request or no longer
-    answers. `Watch` calls this on a second thread, and notices such a fault itself as it follows the job's state.
+    Reconnects after an interruption. Raises ApiError for a refused request, Unreachable or ApiError after TRIES tries
+    without an event.
     """
     offset, incomplete, tries, is_ended = 0, Line(""), 0, False
-    while not is_ended and tries < TRIES:
+    while not is_ended:
+        last_error: Unreachable | ApiError | None = None
         try:
             for event in client.log_events(job_id, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps):
                 part = decode(Log, event.data, "log")
@@ -227,10 +230,13 @@ def lines(
                     yield incomplete
                     incomplete = Line("")
         except (Unreachable, ApiError) as error:
-            if isinstance(error, ApiError) and error.status < 500:
-                break
+            last_error = error
         if not is_ended:
             tries += 1
+            if tries == TRIES or (isinstance(last_error, ApiError) and last_error.status < 500):
+                if incomplete.text:
+                    yield incomplete
+                raise last_error or Unreachable("The live stream ended before the output did. Try again later.")
             pause(RECONNECT_SECONDS)
     if incomplete.text:
         yield incomplete

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import click
 
 from ..client import Client
-from ..errors import JOB_FAILED
+from ..errors import JOB_FAILED, InvalidChoice
 from ..schemas import Notebook, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
@@ -55,7 +56,8 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     form = {name: options[name] for name in ("workspace", "image")} | {"node_spec": node}
     form |= {"datasets": list(options["datasets"])}
     form |= {name: options[name] for name in ("requirements", "inspected_job")}
-    form |= {"max_seconds": round(options["hours"] * 3600), "idle_seconds": round(options["idle_minutes"] * 60)}
+    form |= {"max_seconds": _to_seconds(options["hours"], 3600, "--hours")}
+    form |= {"idle_seconds": _to_seconds(options["idle_minutes"], 60, "--idle-minutes")}
     if ceiling is not None:
         # Only a quote tells the currency, so the notebook is priced once without the ceiling.
         form["ceiling_minor"] = to_minor(ceiling, client.quote_notebook(form).currency, "--ceiling")
@@ -66,7 +68,8 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
     running = _wait_until_running(session, client, new_notebook)
     if not screen.print_json(running):
-        screen.print(f"Open it in your browser: {running.url}")
+        ended = f"Notebook {running.id} ended before it ran: {running.reason or running.state}."
+        screen.print(f"Open it in your browser: {running.url}" if running.url else ended)
     if not running.url:
         click.get_current_context().exit(JOB_FAILED)
 
@@ -103,7 +106,8 @@ def extend(session: Session, notebook_id: int, hours: float, max_ceiling: str | 
     Exit status: 5 above --max-ceiling.
     """
     client = session.connect()
-    price_quote = client.quote_notebook_extension(notebook_id, added_seconds=round(hours * 3600))
+    added_seconds = _to_seconds(hours, 3600, "--hours")
+    price_quote = client.quote_notebook_extension(notebook_id, added_seconds=added_seconds)
     _show_quote(session, price_quote)
     confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="extension")
     current = client.order_notebook(price_quote.id)  # extends this notebook: the quote is for more time
@@ -121,6 +125,14 @@ def stop(session: Session, notebook_id: int) -> None:
     current = session.connect().stop_notebook(notebook_id)
     if not session.screen.print_json(current):
         session.screen.print(f"Notebook {notebook_id}: {current.state}.")
+
+
+def _to_seconds(number: float, unit_seconds: int, option: str) -> int:
+    """Return a number of units of time in seconds. Raises InvalidChoice, which names the `option`, for NaN and inf."""
+    seconds = number * unit_seconds
+    if not isfinite(seconds):
+        raise InvalidChoice(f"{option} must be a number such as 2.5.")
+    return round(seconds)
 
 
 def _wait_until_running(session: Session, client: Client, new_notebook: Notebook) -> Notebook:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from pathlib import Path
 from typing import Any
 
@@ -359,7 +359,7 @@ def to_minor(text: str, currency: str, option: str) -> int:
     """Return an amount such as `5.00` in minor units. Raises InvalidChoice, which names the `option`."""
     try:
         amount = Decimal(text).scaleb(decimals(currency))
-    except InvalidOperation:
+    except DecimalException:  # InvalidOperation, or Overflow
         amount = Decimal("NaN")  # which the next check refuses
     if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value() or amount >= MAX_AMOUNT_MINOR:
         raise InvalidChoice(f"{option} must be an amount such as 5.00 in {currency}.")

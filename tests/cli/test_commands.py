@@ -46,6 +46,7 @@ def test_a_run_is_bought_only_with_consent_or_below_a_limit_and_never_with_error
         (("--max-price", "nan"), 2, "invalid", "--max-price must be an amount"),
         (("--yes", "--nodes", 1000), 1, "invalid", ""),
         (("--yes", "--ceiling", "1e-9"), 2, "invalid", "--ceiling must be an amount"),
+        (("--yes", "--ceiling", "9e999999"), 2, "invalid", "--ceiling must be an amount"),
         (("--yes", "--env", "A"), 2, "invalid", "NAME=VALUE"),
         (("--yes", "--folder", "data"), 2, "invalid", "is not in the folder"),
     ):

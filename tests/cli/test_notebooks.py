@@ -52,11 +52,14 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
 def test_a_notebook_that_ends_before_it_runs_is_a_failure(shell, customer):
     class FailsNotebook:
         def append(self, _seconds):
-            job = Job.objects.get()
+            job = Job.objects.latest("pk")
             start(job)
             attempt = job.attempts.get()
             customer.backend.start(attempt.run_name)
             customer.end(attempt, Outcome.CODE_FAILED, message="This image has no JupyterLab.")
 
     shell.pauses = FailsNotebook()
+    printed = shell("notebook", "start", "--yes", status=3)
+    assert "ended before it ran" in printed
+    assert "Open it" not in printed
     assert shell.json("notebook", "start", "--yes", status=3)["state"] == "failed"

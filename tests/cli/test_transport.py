@@ -7,6 +7,7 @@ from cli.client import Client
 from cli.credentials import Console, Credentials, normalize_url
 from cli.errors import ApiError, CliError, UnexpectedAnswer, Unreachable
 from cli.transport import MAX_PAUSE_SECONDS, TRIES, Transport
+from tests.cli.conftest import Shell
 
 URL = "https://console.example.com"
 WHO = {
@@ -110,6 +111,8 @@ def test_an_answer_that_no_console_gives_is_an_error():
         ("ftp://console.example.com", None),
         ("https://console.example.com:port", None),
         ("https://", None),
+        ("https://[::1", None),
+        ("https://a\x01.example.com", None),
         ("", None),
     ],
 )
@@ -132,3 +135,32 @@ def test_a_token_of_the_environment_needs_its_console(tmp_path):
     assert "ty_b" not in repr(stored.console())
     stored.remove()
     assert stored.console().token == "ty_a"
+
+
+def test_a_token_of_the_environment_is_only_for_its_own_console(tmp_path):
+    credentials = Credentials({"TRAINYARD_TOKEN": "t", "TRAINYARD_URL": "a.example.com"}, tmp_path / "tokens.json")
+    credentials.save(Console("https://b.example.com", "ty_b"))
+    for url, token in (("", "t"), ("https://A.example.com/", "t"), ("https://b.example.com", "ty_b")):
+        assert credentials.console(url).token == token, url
+    with pytest.raises(CliError, match=r"not logged in to https://c\.example\.com"):
+        credentials.console("https://c.example.com")
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "status"),
+    [
+        (("notebook", "start", "--node", "nano", "--hours", "nan"), {}, 2),
+        (("notebook", "start", "--node", "nano", "--idle-minutes", "inf"), {}, 2),
+        (("notebook", "extend", 1, "--hours", "1e308"), {}, 2),
+        (("workspace", "sync", "--workspace", "\udcff"), {}, 2),  # an argument that is not UTF-8
+        (("login", "https://a.example.com"), {"text": b"\xff"}, 2),
+        (("logout",), {}, 1),  # its file is a folder
+    ],
+)
+def test_unusable_input_is_an_error_without_a_traceback(home, monkeypatch, words, options, status):
+    monkeypatch.chdir(home)
+    shell = Shell(home, TRAINYARD_URL="https://a.example.com", TRAINYARD_TOKEN="t")
+    shell.http = httpx.MockTransport(lambda _request: httpx.Response(404, json={"code": "not_found", "message": "m"}))
+    (home / "config" / "trainyard" / "credentials.json").mkdir(parents=True)
+    shell(*words, status=status, **options)
+    assert shell.stderr.startswith("Error (")

@@ -85,8 +85,10 @@ def test_a_console_that_stays_unreachable_is_given_up(monkeypatch):
     console = FakeConsole([httpx.Response(503)] * watch.TRIES, {1: [httpx.Response(503)] * watch.TRIES})
     with pytest.raises(ApiError):
         Watch(console.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()
-    # A log is given up without an error.
-    assert list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append)) == []
+    with pytest.raises(ApiError):  # not an end, which would look like that of the output
+        list(lines(console.client, 1, rank=0, attempt=1, pause=console.pauses.append))
+    refused = FakeConsole([stream(("state", job("failed")))], {1: [httpx.Response(403)]})
+    assert Watch(refused.client, 1, Screen(), pause=console.pauses.append).follow().state == "failed"
     empty = FakeConsole([stream()] * watch.TRIES, {})  # its streams end at once
     with pytest.raises(Unreachable):
         Watch(empty.client, 1, Screen(), with_logs=False, pause=console.pauses.append).follow()

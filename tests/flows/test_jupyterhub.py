@@ -5,6 +5,7 @@ JupyterHub gets an environment of its own in var/jupyterhub, once. Where it cann
 
 import hashlib
 import html
+import json
 import os
 import re
 import secrets
@@ -12,7 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from urllib.parse import urlsplit
 
 import httpx
@@ -225,3 +230,67 @@ def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, 
     (notebook,) = open_notebooks(buyer)
     buyer.call("POST", f"notebooks/{notebook['id']}/stop/")  # at the console: the hub notices it
     wait_for(lambda: hub.api("GET", "user")["servers"] == {}, PATIENCE_SECONDS)
+
+
+@contextmanager
+def console_that_answers(answers):
+    """Yield the address of a console that gives the raw `answers` by path; any other closes the connection."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self):
+            path = self.request.recv(65536).split()[1].decode().removeprefix("/api/v1/notebooks/")
+            self.request.sendall(answers.get(path, b""))
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def answer(body, status="200 OK"):
+    """Return a raw HTTP response."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+def call_spawner(installed, answers, method, **options):
+    """Call a method of a spawner with the notebook 7; return its result and the spawner's notebook."""
+    command = [installed / "venv" / "bin" / "python", ROOT / "tests" / "flows" / "hub_spawner.py"]
+    with console_that_answers(answers) as url:
+        arguments = [url, method, json.dumps(options)]
+        done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("response", "status"),
+    [
+        (answer({"state": "running"}), None),
+        (answer({"state": "failed"}), 1),
+        (answer({"code": "not_found", "message": "m"}, "404 Not Found"), 1),
+        (b"", None),  # the console closes the connection, as when it restarts
+        (answer("", "302 Found"), None),
+        (answer("no such host", "404 Not Found"), None),  # a proxy answers for the console
+    ],
+)
+def test_a_server_counts_as_open_while_its_console_cannot_be_reached(installed, response, status):
+    assert call_spawner(installed, {"7/": response}, "poll") == [status, 7]
+
+
+def test_a_start_takes_over_the_open_notebook_of_its_own_profile_alone(installed):
+    def notebook(number, profile, state="running"):
+        choices = {"workspace": "main", "image": "pytorch", "node_spec": "nano", "url": "u"}
+        queued_at = datetime.now(UTC).isoformat()
+        return {"id": number, "name": f"JupyterHub 1 ({profile})", "state": state, "queued_at": queued_at} | choices
+
+    pages = {
+        "?page_size=200": {
+            "results": [notebook(5, "Large size"), notebook(4, "Small", state="failed")],
+            "next": "http://other.example.com/?cursor=b",
+        },
+        "?cursor=b": {"results": [notebook(3, "Small")], "next": None},
+    }
+    answers = {path: answer(page) for path, page in pages.items()}
+    for profile, number in (("0", 3), ("1", 5)):
+        assert call_spawner(installed, answers, "start", profile=profile)[1] == number

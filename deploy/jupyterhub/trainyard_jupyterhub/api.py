@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-from tornado.httpclient import AsyncHTTPClient, HTTPRequest
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 from tornado.web import HTTPError
 
 TIMEOUT_SECONDS = 30
@@ -19,6 +19,7 @@ ZERO_DECIMALS = frozenset(
 THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
 SHOWN_STATUSES = {400, 402, 403, 404, 409, 429}
 """The HTTP statuses of the console that the hub passes on to its user. Any other status becomes 502."""
+UNREACHABLE = "The console cannot be reached. Try again later."
 
 
 class Refused(HTTPError):
@@ -46,18 +47,19 @@ class NotebooksClient:
 
         If the token has expired, refresh it, store the new one and send the request again.
         """
-        response = await self._send(method, path, body, idempotency_key)
-        if response.code == 401:
-            refreshed = await self._authenticator.refresh_user(self._user)
-            if isinstance(refreshed, dict):
-                await self._user.save_auth_state(refreshed["auth_state"])
-                response = await self._send(method, path, body, idempotency_key)
         try:
-            data = json.loads(response.body or b"{}")
-        except ValueError:
-            data = {}
+            response = await self._send(method, path, body, idempotency_key)
+            if response.code == 401:
+                refreshed = await self._authenticator.refresh_user(self._user)
+                if isinstance(refreshed, dict):
+                    await self._user.save_auth_state(refreshed["auth_state"])
+                    response = await self._send(method, path, body, idempotency_key)
+            data = json.loads(response.body)
+        # HTTPClientError: time-outs and closed connections. ValueError: no JSON, so a proxy answered for the console.
+        except (OSError, HTTPClientError, ValueError) as error:
+            raise Refused(502, UNREACHABLE) from error
         if response.code >= 400:
-            raise Refused(response.code, _error_message(data) or "The console cannot be reached. Try again later.")
+            raise Refused(response.code, _error_message(data) or UNREACHABLE)
         return data
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, idempotency_key: str) -> Any:
@@ -75,10 +77,7 @@ class NotebooksClient:
             request_timeout=TIMEOUT_SECONDS,
             follow_redirects=False,  # the token must not be sent to any other address
         )
-        try:
-            return await AsyncHTTPClient().fetch(request, raise_error=False)
-        except OSError as error:
-            raise Refused(502, "The console cannot be reached. Try again later.") from error
+        return await AsyncHTTPClient().fetch(request, raise_error=False)
 
 
 def _error_message(data: dict[str, Any]) -> str:

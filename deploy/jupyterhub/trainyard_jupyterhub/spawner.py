@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import Any
+from urllib.parse import urlsplit
 
 from jupyterhub.spawner import Spawner
 from traitlets import Dict, Integer, List, Unicode, default
@@ -19,6 +21,8 @@ ENDED = {"succeeded", "failed", "cancelled"}
 """The states of a notebook that has ended."""
 POLL_SECONDS = 1.0
 """Interval of requests for the state of a notebook that starts or stops: as often as a person notices a change."""
+MAX_AGE = timedelta(days=14)
+"""How long ago an open notebook of a user may have been bought: it waits for capacity and then runs at most 7 days."""
 STOP_SECONDS = 120
 """How long to wait for a stopped notebook's end. It gets 30 seconds to save, and a busy node may need longer."""
 PURCHASE_FIELDS = ("image", "node_spec", "max_seconds", "idle_seconds", "ceiling_minor")
@@ -170,15 +174,25 @@ class TrainyardSpawner(Spawner):
             raise Refused(400, "Choose one of the sizes." if self.profiles else "This hub offers no notebooks yet.")
         profile = self.profiles[int(number)]
         fields = {field: profile[field] for field in PURCHASE_FIELDS if field in profile}
-        name = f"JupyterHub {self.user.name} {self.name}".strip()[:100]  # the console's limit for names
+        # With the profile, because `_find_open_notebook` must not take over a notebook of another profile. Its ceiling
+        # and time limit would not tell: an extension or a new price changes those of the same profile, too.
+        words = f"JupyterHub {self.user.name} {self.name} ({profile['name']})".split()
+        name = " ".join(words)[:100].rstrip()  # as the console stores names
         return fields | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
 
     async def _find_open_notebook(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any] | None:
         """Return the notebook that was bought for this server and has not ended; None if there is none."""
-        for notebook in (await api.call("GET"))["results"]:
-            is_same = all(notebook[field] == purchase[field] for field in ("name", "workspace", "image", "node_spec"))
-            if is_same and notebook["state"] not in {*ENDED, "stopping"}:
-                return notebook
+        query, oldest = "?page_size=200", datetime.now(UTC) - MAX_AGE
+        while query:
+            page = await api.call("GET", query)
+            for notebook in page["results"]:
+                is_same = all(notebook[key] == purchase[key] for key in ("name", "workspace", "image", "node_spec"))
+                if is_same and notebook["state"] not in {*ENDED, "stopping"}:
+                    return notebook
+            # Only the query of the next page's address: the token must not be sent to any other address.
+            query = f"?{urlsplit(page['next']).query}" if page["next"] else ""
+            if query and datetime.fromisoformat(page["results"][-1]["queued_at"]) < oldest:
+                return None
         return None
 
     async def _buy(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any]:
