@@ -30,7 +30,7 @@ HELPERS = """
 """
 """The beginning of each attack."""
 ATTACKS = {
-    "every signal by every call, and no limit left for the launcher": """
+    "every signal by every call, and limits of 0 for the launcher": """
     for pid in targets:
         for number in [*range(1, 32), 34, 50, 64]:  # the last three are real-time signals
             attempt(os.kill, pid, number)
