@@ -1,7 +1,7 @@
 """Scripts that attack the launcher of their node so that their run is free. Every backend must bill them.
 
-A script does not know its backend: process 1 or the rank's parent may be the launcher or the launcher's parent, so it
-attacks both. What the sandbox refuses, it skips.
+A script does not know its backend, so it attacks process 1 and the rank's parent: each may be the launcher or the
+launcher's parent. A script goes on after a call that the sandbox refuses.
 """
 
 HELPERS = """
@@ -16,7 +16,7 @@ HELPERS = """
         except OSError as error: return -1
     def limit(name):
         for pid in targets: attempt(resource.prlimit, pid, getattr(resource, "RLIMIT_" + name), (0, 0))
-    def crowd(number):  # of processes that use the CPU until their parent has ended
+    def crowd(number):  # start processes that use the CPU until their parent has ended
         for _ in range(number):
             try: pid = os.fork()
             except OSError: break
@@ -30,7 +30,7 @@ HELPERS = """
 """
 """The beginning of each attack."""
 ATTACKS = {
-    "every signal by every call, and no limit left for the launcher": """
+    "every signal by every call, and limits of 0 for the launcher": """
     for pid in targets:
         for number in [*range(1, 32), 34, 50, 64]:  # the last three are real-time signals
             attempt(os.kill, pid, number)
@@ -59,7 +59,7 @@ ATTACKS = {
     for name in ("CPU", "NOFILE", "AS", "DATA", "STACK"): limit(name)
     print("attacked", flush=True)
     work(3)
-    attempt(os.kill, -1, signal.SIGKILL)
+    attempt(os.kill, -1, signal.SIGKILL)  # every other process that it may signal
     work(2)""",
     "the lowest priority for the launcher, among hundreds of processes": """
     for pid in targets:

@@ -12,6 +12,7 @@ BACKENDS = (
     pytest.param("kubernetes", marks=pytest.mark.slow),
     pytest.param("slurm", marks=[pytest.mark.local_backend, pytest.mark.slow]),
 )
+"""Every backend. On a real Kubernetes cluster, `make test-kubernetes` leaves out the tests marked `local_backend`."""
 SHOW = """
     import argparse, json, os, sys
     parser = argparse.ArgumentParser()

@@ -55,8 +55,8 @@ def choose_start(harness, how):
 
 def warm(harness):
     """Start every later run of this harness warm. Waits for the fork server of its image."""
-    harness.backend = harness.new_backend(warm_seconds=600)  # the pool ends so long after the last submission
-    harness.preface = MAY_IMPORT_ANYTHING  # other scripts start cold
+    harness.backend = harness.new_backend(warm_seconds=600)  # the pool ends this long after the last submission
+    harness.preface = MAY_IMPORT_ANYTHING  # scripts without it start cold
     image = harness.spec().image
     harness.backend.prepare(image)
     wait_for(lambda: harness.backend.is_prepared(image), harness.patience)

@@ -43,6 +43,7 @@ def test_a_run_that_can_never_start_is_refused(harness):
     (harness.folder / "outside.py").touch()
     (harness.workspace / "link_out_of_the_workspace").symlink_to(harness.folder / "outside.py")
     valid_mounts = harness.spec().mounts
+    # A mount must appear in a folder for mounts, such as /datasets, and its source must be a folder.
     elsewhere, above = (Mount(str(harness.dataset), target) for target in ("/elsewhere", "/workspace/../etc"))
     missing, file = (Mount(str(harness.workspace / name), "/datasets/x") for name in ("missing", "train.py"))
     bad_mounts = [({"mounts": (*valid_mounts, mount)}, "mounts") for mount in (elsewhere, above, missing, file)]

@@ -195,7 +195,7 @@ def test_a_refused_submission_leaves_nothing(any_harness):
         ({"resources": Resources(cpus=0, memory_mib=1024)}, "resources"),
         ({"image": Image(builtin="unheard-of")}, "image"),
         ({"name": "Job_1"}, "name"),
-        # A cluster may grow, so a large run waits there. But Pods mount folders of one volume only.
+        # A Kubernetes cluster may grow, so it lets a large run wait. It refuses mounts from outside its volume.
         outside if isinstance(any_harness, KubernetesHarness) else too_large,
     ):
         with pytest.raises(InvalidSpec) as caught:
@@ -228,7 +228,7 @@ def test_an_unknown_run_is_not_found(any_harness):
 def test_a_run_can_be_stopped_at_once_and_deleting_a_live_run_leaves_nothing(any_harness):
     any_harness.submit(WAIT, nodes=2)
     any_harness.backend.stop("job-1-1", 5)
-    with contextlib.suppress(RunNotFound):  # a stop before the run was submitted completely removes it
+    with contextlib.suppress(RunNotFound):  # a stop during the submission removes the run
         assert any_harness.wait_for_end().outcome is Outcome.STOPPED
     any_harness.start(STUBBORN, name="job-2-1", nodes=2, deadline_seconds=3600, grace_seconds=600)
     for name in ("job-1-1", "job-2-1", "job-2-1"):  # the console repeats a deletion that was interrupted

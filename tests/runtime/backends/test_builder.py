@@ -91,7 +91,7 @@ def test_the_flavour_decides_which_build_is_installed(flavoured, tmp_path, publi
     assert builder.build(root, "small", flavour=flavour, progress=progress, recipes=flavoured)
     command = [str(root / "small" / "bin" / "python"), "-c", "import answer; print(answer.VERSION)"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == installed
-    # That index is tried if no other has the CPU build.
+    # PyTorch's own index is tried if no other has the CPU build.
     tries_pytorchs_index = any("PyTorch's own index" in step for step in progress.steps)
     assert tries_pytorchs_index is ("1.0+cpu" not in published)
     assert progress.steps[0] == f"Flavour: {flavour} (set)"
@@ -136,7 +136,7 @@ def test_an_image_is_built_once_until_its_recipe_changes(recipes, tmp_path):
     assert not build()
     assert build(force=True)
     assert not (root / "small" / "mark").exists()
-    assert not (root / ".small.before" / "mark").exists(), "only the last one is kept"
+    assert not (root / ".small.before" / "mark").exists(), "only the image of the previous build is kept"
 
 
 def test_a_build_that_fails_leaves_nothing_ready_and_ends_with_the_last_lines(recipes, tmp_path):
@@ -178,7 +178,7 @@ def test_a_program_that_fails_is_reported_with_its_output(recipes, tmp_path, mon
 
 
 def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
-    """An image without torch passes every check of its recipe; only the run tells."""
+    """An image without torch passes every check of its recipe. Only the real run shows the fault."""
     root, progress = tmp_path / "images", Progress()
     (recipes / "small.txt").write_text("# check: import json\n# smoke: pytorch\n")
     with pytest.raises(ImageBuildFailed) as failure:
@@ -203,7 +203,7 @@ def test_an_image_whose_real_run_fails_is_never_ready(recipes, tmp_path):
 
 
 def test_the_vision_hook_costs_nothing_until_torchvision_is_imported(tmp_path):
-    """It declares operators that torchvision needs with a CPU build of torch. Both packages are stand-ins here."""
+    """The hook declares operators that torchvision needs with torch's CPU build. Both packages are stand-ins here."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "library.py").write_text(

@@ -110,7 +110,7 @@ def test_removing_a_group_kills_its_processes(tmp_path):
         signal.pause()
     while not any((folder / "cgroup.procs").read_text().split() for folder in group.folders):
         pass
-    # The killed child is not reaped yet. A group that has only such processes can be removed.
+    # The killed child is not reaped yet, which does not keep the kernel from removing its group.
     assert cgroups.remove(group.folders)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert not any(folder.exists() for folder in group.folders)

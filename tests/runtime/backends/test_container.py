@@ -224,7 +224,8 @@ def test_ranks_get_the_images_variables_and_the_launcher_does_not(root):
         "PATH": "/host/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "SSL_CERT_FILE": "/etc/x", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     image = Container(root, "/usr/bin/python3", {"PATH": "/conda/bin", "HOME": "/root", "LD_PRELOAD": "/evil.so"})
-    # PATH, LANG and certificates come from the image. Of the other variables, the platform's values count.
+    # PATH, LANG and SSL_CERT_FILE come from the image; without its own LANG, there is a default. The platform's other
+    # variables take precedence over the image's.
     assert image.rank_environment(of_a_builtin_image) == {
         "PATH": "/conda/bin", "LANG": "C.UTF-8", "LD_PRELOAD": "/evil.so", "HOME": "/tmp", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
@@ -256,9 +257,9 @@ def test_the_launcher_looks_for_no_library_in_folders_that_its_libraries_name():
 
 def test_an_interpreter_without_a_folder_of_its_own_or_with_libraries_outside_it_is_refused(monkeypatch):
     """Its folder is mounted in the sandbox. The dynamic linker would look for other libraries in the image."""
-    loader, missing = Path("/usr/lib/ld-linux-x86-64.so.2"), Path("/apps/spack/zlib-1.3/lib/libz.so.1")
-    monkeypatch.setattr(container, "_loaded_libraries", lambda: [loader, missing])
-    with pytest.raises(OSError, match=f"has loaded {missing}, which lies neither below /usr"):
+    loader, outside = Path("/usr/lib/ld-linux-x86-64.so.2"), Path("/apps/spack/zlib-1.3/lib/libz.so.1")
+    monkeypatch.setattr(container, "_loaded_libraries", lambda: [loader, outside])
+    with pytest.raises(OSError, match=f"has loaded {outside}, which lies neither below /usr"):
         container.host_interpreter()
     # An interpreter of the same folder is mounted together with the library.
     monkeypatch.setattr(container.sys, "executable", "/apps/spack/zlib-1.3/bin/python3")

@@ -141,6 +141,7 @@ def test_ranks_that_fail_because_a_node_is_lost_are_no_first_cause(harness):
 
 
 SETTINGS = {"resources": Resources(cpus=1.5, memory_mib=2048), "lr": "0.02", "deadline_seconds": 240}
+"""The changes to the spec of a run that trains with a real framework."""
 
 
 def heavy(test):

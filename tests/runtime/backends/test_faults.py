@@ -1,6 +1,6 @@
 """Faults of ranks, nodes and disks on one machine: each is noticed, and no process outlives its node.
 
-Processes are counted by the sandbox's pid namespace, which none can leave, never by name.
+Processes are found by the sandbox's pid namespace, which no process can leave, and never by their names.
 """
 
 import os
@@ -191,7 +191,7 @@ STAYS = """
 @pytest.mark.slow
 def test_silent_nodes_and_a_failed_rank_whose_process_stays_are_detected(harness):
     """Five runs at once: a node may be silent for 12 s, and a failed rank may take 30 s to end."""
-    # Not as a hang: `hang_seconds=0` switches that off.
+    # `hang_seconds=0` switches hang detection off, so that it does not end this run first.
     harness.start(STAYS, name="job-stays", nodes=2, hang_seconds=0, deadline_seconds=90)
     stopped = start(harness, name="job-stopped", nodes=2)
     cut_off = start(harness, name="job-cut-off", nodes=3)
@@ -320,7 +320,7 @@ def test_a_disk_without_room_for_the_record_loses_no_node(harness):
             try:
                 while file.write(bytes(size)): pass
             except OSError: pass
-    for _ in range(20): print("x" * 4000, flush=True)
+    for _ in range(20): print("x" * 4000, flush=True)  # the log cannot be written either
     raise SystemExit(3)
     """
     status = harness.run(script, deadline_seconds=40)

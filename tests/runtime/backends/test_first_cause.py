@@ -79,6 +79,7 @@ def test_an_exception_outranks_its_echoes(harness, how):
         time.sleep(1)
     """
     script = textwrap.dedent(AWAIT_ALL) + textwrap.dedent(script)
+    # `how` may have several lines, and each needs the indentation of HOW.
     script += textwrap.dedent(SERVE).replace("        HOW", textwrap.indent(textwrap.dedent(how), " " * 8).strip("\n"))
     failure = harness.run_to_failure(Outcome.CODE_FAILED, script.replace("LAST", "3"), nodes=4)
     assert (failure.rank, failure.code, failure.exit_code) == (3, FailureCode.RANK_RAISED, 1)

@@ -20,7 +20,7 @@ HEALTHY = sorted(name for name, trace in TRACES.items() if not trace["hang"])
 
 
 def replay(trace):
-    """The hang that the detector finds in a trace, and when. None if it lets the run go on to its end."""
+    """Return when the detector finds a hang in a trace, and the hang; None if it lets the run go on to its end."""
     hang_seconds = trace["hang_seconds"]
     trackers = {
         # `busy_share`: the share of a core from which a process counts as busy.
@@ -39,7 +39,7 @@ def replay(trace):
             detector.remove_node(node)
         if detector.should_inspect(at):
             for other in trackers:
-                # The first answer that this node gave from now on, else its last one.
+                # The first answer of the node `other` at or after this time, else its last answer.
                 answers = [(when, ranks) for when, who, ranks in inspections if who == other]
                 ranks = next((ranks for when, ranks in answers if when >= at), answers[-1][1] if answers else {})
                 detector.add_inspection(other, {int(rank): state(trace, *known) for rank, known in ranks.items()}, at)

@@ -41,7 +41,7 @@ def test_a_gpu_has_the_number_of_its_device_file_which_may_differ_from_its_index
     assert [(gpu.index, gpu.uuid, gpu.device_number) for gpu in host.gpus()] == [
         (0, "GPU-a", 1),
         (1, "GPU-b", 0),
-        (2, "GPU-c", 2),  # its device number is not reported, so its index is used
+        (2, "GPU-c", 2),  # WSL's driver reports no device number, so the index is used
     ]
 
 

@@ -22,7 +22,7 @@ CLUSTERS = {"kubernetes": "cluster_harness", "slurm": "slurm_harness"}
 
 @pytest.fixture(params=["cold", "warm", *CLUSTERS])
 def hostile_harness(request):
-    """Every backend, and every way in which its ranks are started."""
+    """The local backend with each way to start ranks, and every other backend."""
     if request.param in CLUSTERS:
         return request.getfixturevalue(CLUSTERS[request.param])
     return hostile.choose_start(request.getfixturevalue("harness"), request.param)

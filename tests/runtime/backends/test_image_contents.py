@@ -19,5 +19,5 @@ def test_the_versions_of_python_cuda_and_packages_are_read(tmp_path):
     found = read_contents(tmp_path, "pytorch")
     assert (found.python, found.cuda, found.frameworks) == ("3.11.7", "12.8.90", {"pytorch": "2.13.0+cu128"})
     assert found.packages == {"nvidia-cuda-runtime-cu12": "12.8.90", "pillow": "12.0.0", "torch": "2.13.0+cu128"}
-    build(tmp_path, python="version_info = 3.12.1")  # uv names Python's version so
+    build(tmp_path, python="version_info = 3.12.1")  # uv's name of this field
     assert read_contents(tmp_path, "pytorch").python == "3.12.1"

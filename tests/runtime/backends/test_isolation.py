@@ -202,7 +202,7 @@ ASK = """
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the script calls the kernel by its numbers on x86-64")
 def test_calls_that_reach_other_runs_or_the_host_are_refused(each_harness):
-    """A lease on a file that others open delays each of them for 45 seconds. Vsock has no network namespaces."""
+    """A lease makes other processes that open the file wait for 45 seconds. Vsock sockets ignore network namespaces."""
     file = each_harness.dataset / "file"  # of the console's own user
     file.write_text("data")
     with file.open() as opened:  # outside a run, a lease on it is possible

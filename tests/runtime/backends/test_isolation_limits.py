@@ -22,7 +22,7 @@ def test_limits_can_be_lowered_and_hold_for_one_file_too(harness):
     import os, resource
     with open(os.environ["RANK"], "wb", buffering=0) as file:
         file.seek((512 << 20) - 1)  # a gap, which takes no space
-        for _ in range(2):
+        for _ in range(2):  # the first byte is the last that the limit allows
             try: print(file.write(b"x"))
             except OSError as error: print(error.strerror)
     for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CORE"):
@@ -103,7 +103,7 @@ def test_data_in_sockets_is_limited_like_memory(harness):
             while True: held += one.send(bytes(1 << 16))
         except BlockingIOError: pass
     print(held >> 20, flush=True)
-    del kept[2:]
+    del kept[2:]  # closes all connections but the first, which gives their memory back
     kept[0].setblocking(True)
     threading.Thread(target=lambda: kept[0].sendall(bytes(4 << 20)), daemon=True).start()
     got = 0

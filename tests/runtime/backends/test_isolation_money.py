@@ -25,7 +25,7 @@ def test_large_stacks_do_not_silence_the_node(harness):
     pipes = [n for n in range(3, 64) if os.path.exists(f"/proc/self/fd/{n}")
              and os.readlink(f"/proc/self/fd/{n}").startswith("pipe")]
     def answer(*_):
-        # The first pipe is the one on which a rank answers its launcher.
+        # The first pipe is the one on which a rank answers its launcher. Frames of a stack begin with two spaces.
         for _ in range(6): os.write(pipes[0], b"  " + b"\xff" * 60000 + b"\n")
     signal.signal(50, answer)  # with this signal, the launcher asks a rank for its stacks
     print("all results are written", flush=True)
@@ -43,7 +43,8 @@ def test_work_by_processes_too_short_to_be_seen_is_no_hang(harness):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their CPU time is not even counted for their parent
     print("ready", flush=True)
     end = time.monotonic() + 17  # longer than `hang_seconds`
-    for _ in range(2): os.fork()  # four processes together get half a core even on a busy machine
+    # Even on a busy machine, four processes together get half a core, from which a node counts as busy.
+    for _ in range(2): os.fork()
     while time.monotonic() < end:
         pid = os.fork()
         if not pid:

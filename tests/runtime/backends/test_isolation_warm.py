@@ -62,7 +62,7 @@ def test_nothing_of_one_run_is_seen_in_the_next(harness):
     hostile.warm(harness)
     leave = """
     import builtins, os, random, sys
-    secret = "".join(reversed("drowssap-eht-si-siht"))  # else the text of both scripts would have it
+    secret = "".join(reversed("drowssap-eht-si-siht"))  # reversed: the scripts' own texts must not contain it
     kept = [secret.encode() * 1000 for _ in range(1000)]
     os.environ["LEFT"] = builtins.LEFT = secret
     sys.modules["left"] = sys
@@ -78,7 +78,7 @@ def test_nothing_of_one_run_is_seen_in_the_next(harness):
     with open("/proc/self/mem", "rb", 0) as memory:
         for line in open("/proc/self/maps"):
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
-            if line.split()[1][0] != "r" or "[v" in line: continue
+            if line.split()[1][0] != "r" or "[v" in line: continue  # not readable, or the kernel's ([vdso], [vvar])
             memory.seek(start)
             try: copies += memory.read(end - start).count(secret * 3)  # `kept` has it many times in a row
             except OSError: pass

@@ -200,7 +200,7 @@ def test_check_names_missing_permissions_and_node_kinds_without_machines(own_har
     lines = check(limited, own_harness.site.root / "runs", smoke=False)
     missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
-    assert not any("pods/portforward" in name for name in missing)  # a rule of its own allows it
+    assert not any("pods/portforward" in name for name in missing)  # another rule of the Role allows it
     assert all(missing.values())
 
     def machines(**settings):
@@ -221,7 +221,8 @@ def test_check_names_missing_permissions_and_node_kinds_without_machines(own_har
 
 def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fake):
     config = own_harness.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
-    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]  # without the ClusterRole, which has nodes
+    # Without the ClusterRole, which allows listing nodes.
+    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
     without_nodes = create_limited_backend(own_harness, fake, config, role["rules"])
     own_harness.submit(WAIT, resources=Resources(1, 1024))
     assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]

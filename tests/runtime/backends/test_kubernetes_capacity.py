@@ -67,13 +67,12 @@ def test_a_machine_that_is_not_ready_or_cordoned_has_nothing_free():
 
 def test_machines_with_untolerated_taints_do_not_count():
     master = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
-    ours = {"key": "pool", "value": "gpu", "effect": "NoSchedule"}
-    theirs = {"key": "pool", "value": "web", "effect": "NoSchedule"}
+    tolerated = {"key": "pool", "value": "gpu", "effect": "NoSchedule"}
+    untolerated = {"key": "pool", "value": "web", "effect": "NoSchedule"}
     soft = {"key": "old", "effect": "PreferNoSchedule"}
     driver = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    nodes = [
-        node(name, taints=[taint]) for name, taint in zip("abcde", (master, ours, theirs, soft, driver), strict=True)
-    ]
+    taints = (master, tolerated, untolerated, soft, driver)
+    nodes = [node(name, taints=[taint]) for name, taint in zip("abcde", taints, strict=True)]
     assert set(free(*nodes)) == {"b", "d", "e"}
     # Only Pods that ask for GPUs tolerate the taint of the GPUs' driver.
     gpus = compute_capacity([node("a", taints=[driver], **{"nvidia.com__gpu": "4"})], (), CONFIG)

@@ -12,7 +12,7 @@ def read(**data):
 
 
 def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
-    """It is how long a run may be placed in part. An autoscaler needs minutes to add machines."""
+    """`gang_seconds` is how long a run may be partly placed. An autoscaler needs minutes to add machines."""
     assert (read().elastic, read().gang_seconds) == (False, 300)
     assert (read(elastic=True).elastic, read(elastic=True).gang_seconds) == (True, 900)
     assert read(elastic=True, gang_seconds=60).gang_seconds == 60

@@ -48,11 +48,11 @@ def test_a_signal_during_startup_is_kept_for_the_launcher(tmp_path):
     path = tmp_path / "launcher.pyz"
     path.write_bytes(launcher_archive.pack(folder))
     # With --pod, the archive blocks SIGTERM before it imports anything.
-    pod, node = (
+    with_pod, without_pod = (
         subprocess.run([sys.executable, path, *flag], check=False, capture_output=True) for flag in (["--pod"], [])
     )
-    assert (pod.returncode, pod.stdout.strip()) == (0, b"True")
-    assert node.returncode == -signal.SIGTERM
+    assert (with_pod.returncode, with_pod.stdout.strip()) == (0, b"True")
+    assert without_pod.returncode == -signal.SIGTERM
 
 
 def extract_paths(path, parent, code):

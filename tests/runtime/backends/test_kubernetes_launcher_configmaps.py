@@ -56,38 +56,39 @@ def test_unused_launchers_are_removed(own_harness, fake, monkeypatch):
     monkeypatch.setattr(launcher_archive, "time", Later(2))
     own_harness.backend.names()
     assert launcher_names(fake) == {unused, concurrent, unreadable, mounted}, (
-        "no run of ours yet: an upgrade may be going on"
+        "this version has started no run yet: an upgrade may be going on"
     )
     own_harness.run("print('done')")
-    (ours,) = launcher_names(fake) - {unused, concurrent, unreadable, mounted}
-    # Our own launcher is judged by its creation and never removed, even if nothing says that it was used.
-    fake.store.edit("configmaps", namespace, ours, lambda one: one["metadata"]["annotations"].clear())
+    (current,) = launcher_names(fake) - {unused, concurrent, unreadable, mounted}
+    # The current launcher's age counts from its creation. It is never removed, even if nothing says that it was used.
+    fake.store.edit("configmaps", namespace, current, lambda one: one["metadata"]["annotations"].clear())
     monkeypatch.setattr(launcher_archive, "time", Later(0.9))
     own_harness.backend.names()
     assert unused in launcher_names(fake), (
-        "our own launcher is less than a day old: a console of an older version may still run"
+        "the current launcher is less than a day old: a console of an older version may still run"
     )
     monkeypatch.setattr(launcher_archive, "time", Later(2))
     own_harness.backend.names(live=True)
     assert unused in launcher_names(fake), "the frequent listing of live runs removes no launcher"
     own_harness.backend.names()
-    assert launcher_names(fake) == {ours, concurrent, unreadable, mounted}
+    assert launcher_names(fake) == {current, concurrent, unreadable, mounted}
     own_harness.backend.delete("job-2-1")
     own_harness.backend.names()
-    assert launcher_names(fake) == {ours, concurrent, unreadable}
+    assert launcher_names(fake) == {current, concurrent, unreadable}
 
 
 def test_a_submission_refreshes_or_recreates_the_launcher_and_keeps_it_from_deletion(own_harness, fake, monkeypatch):
     own_harness.run("print('done')")
-    (ours,) = launcher_names(fake)
-    fake.store.delete("configmaps", own_harness.site.namespace, ours, {})
+    (current,) = launcher_names(fake)
+    fake.store.delete("configmaps", own_harness.site.namespace, current, {})
     monkeypatch.setattr(launcher_archive, "USAGE_REFRESH_SECONDS", -1.0)  # each submission writes the ConfigMap
     own_harness.complete("print('done')", name="job-2-1")
-    metadata = fake.store.get("configmaps", own_harness.site.namespace, ours)["metadata"]
+    metadata = fake.store.get("configmaps", own_harness.site.namespace, current)["metadata"]
     assert abs(time.time() - float(metadata["annotations"][LAST_USED_ANNOTATION])) < 60
-    api, address = ApiClient(own_harness.config()), resource_path("v1", "configmaps", own_harness.site.namespace, ours)
+    api = ApiClient(own_harness.config())
+    address = resource_path("v1", "configmaps", own_harness.site.namespace, current)
     api.patch(address, {"metadata": {"annotations": {LAST_USED_ANNOTATION: "1"}}})
     api.delete(address, version=metadata["resourceVersion"])  # refused without an error: the version has changed
-    assert launcher_names(fake) == {ours}
+    assert launcher_names(fake) == {current}
     api.delete(address, version=api.get(address)["metadata"]["resourceVersion"])
     assert launcher_names(fake) == set()

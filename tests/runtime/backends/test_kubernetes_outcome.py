@@ -184,9 +184,13 @@ RUNNING_RECORD = {**SUCCEEDED, "phase": "running"}
     [
         pytest.param((running(0), running(1)), BOTH, (), True, id="both kubelets are down, not reported yet"),
         pytest.param((ended(0), running(1)), BOTH, (1,), True, id="the other machine is NotReady"),
-        pytest.param((ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="and its pod is being deleted"),
+        pytest.param(
+            (ended(0), running(1, **TAINTED)), BOTH, (1,), True, id="the other machine's pod is being deleted"
+        ),
         pytest.param((ended(0), ended(1, 255, container_reason="Unknown")), BOTH, (), True, id="the machine restarted"),
-        pytest.param((ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record, but node 0 succeeds last"),
+        pytest.param(
+            (ended(0), running(1)), {0: SUCCEEDED}, (1,), True, id="no record of node 1, but node 0 ends last"
+        ),
         pytest.param((running(0), ended(1)), {1: SUCCEEDED}, (0,), False, id="the record of node 0 is lost"),
         pytest.param(
             (ended(0), running(1)), {0: SUCCEEDED, 1: FAILED_RECORD}, (1,), False, id="node 1 recorded a failure"
@@ -253,9 +257,9 @@ def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
     assert charged.progress_at == END
     assert charged.failure.data["charged_whole"], "the console explains it"
     given[0]["causes"][0]["data"]["used_seconds"] = 4.0
-    ours = status_of(FAILED, ended(0, 1), ended(1, 1), records=given)
-    assert ours.progress_at == START + 24, "plus the CPU time that it used while it hung"
-    assert "charged_whole" not in ours.failure.data
+    billed = status_of(FAILED, ended(0, 1), ended(1, 1), records=given)
+    assert billed.progress_at == START + 24, "plus the CPU time that it used while it hung"
+    assert "charged_whole" not in billed.failure.data
 
 
 def test_a_customers_image_without_python_is_a_code_failure():

@@ -158,6 +158,7 @@ def test_a_long_message_is_cut_in_the_data(pods, arguments):
 
 
 NO_ACCESS = "pull access denied, repository does not exist or may require authorization: "
+"""How containerd begins a message about a missing repository or missing credentials: only the rest tells which."""
 PULL_ERRORS = {
     Code.IMAGE_NAME: [
         'failed to resolve reference "r.example.com/x:1": r.example.com/x:1: not found',

@@ -49,7 +49,7 @@ def test_a_partly_placed_run_ends():
     ],
     ids=["early", "nothing placed", "all placed", "started", "suspended", "failing", "stopped", "kueue"],
 )
-def test_a_run_that_may_still_start_continues(pods, changes):
+def test_a_run_is_ended_neither_early_nor_in_another_state(pods, changes):
     assert termination_of(*pods, **changes) is None
 
 

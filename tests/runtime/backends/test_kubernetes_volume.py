@@ -16,6 +16,7 @@ from runtime.launcher.record import STACKS_LIMIT_BYTES
 
 @pytest.fixture
 def folders(tmp_path):
+    """The folders of the run `job-1-1`. Tests pass the numbers of its nodes (2) and ranks (4) to `fingerprint`."""
     folders = RunFolders(tmp_path, os.geteuid())
     folders.create("job-1-1", "job-1")
     return folders

@@ -86,7 +86,7 @@ def test_a_launcher_silent_before_code_began_or_with_its_supervisor_is_the_platf
 @pytest.mark.parametrize("is_unified", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize(("reached", "kind"), [(0, "platform_error"), (3, "out_of_memory")])
 def test_a_kill_for_memory_below_the_limit_is_the_fault_of_others(limits, tmp_path, reached, kind, is_unified):
-    """Version 2 counts how often the limit was reached. Version 1 has the maximum of use: here 70 or 99.7 % of it."""
+    """Version 2 counts how often the limit was reached. Version 1 has the maximum used: 70 or 99.7 % of the limit."""
     limits._tree.group = Group({"memory": tmp_path, "pids": tmp_path}, unified=is_unified)
     limits._plan["memory_bytes"] = 1 << 30
     for name, text in {

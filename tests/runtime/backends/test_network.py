@@ -1,4 +1,4 @@
-"""A process gets a network of its own, as root or as another user. Each test does this in a new process."""
+"""A process gets a network of its own, as root or as another user. It cannot return, so tests use new processes."""
 
 import ctypes
 import multiprocessing
@@ -55,7 +55,7 @@ def as_nobody():
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    # After a change of its user, a process cannot open its own /proc until it executes a program, as real users have.
+    # After a change of its user, a process cannot open its own /proc until it executes a program or sets this.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
     return enter_and_look()
 

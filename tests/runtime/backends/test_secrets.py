@@ -45,7 +45,7 @@ def run(harness):
     return spec
 
 
-def test_ranks_get_variables_and_secrets_that_no_record_contains(any_harness):
+def test_ranks_get_variables_and_secrets_and_no_file_of_the_run_contains_a_secret(any_harness):
     spec = run(any_harness)
     folder = any_harness.backend.run_folder(spec.name)
     kept = [path for path in folder.rglob("*") if path.is_file()]

@@ -217,7 +217,7 @@ def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_ha
     wait_for(lambda: not fake.server.forwards, 30)
 
     async def without_token(sent=None):
-        """Return what a connection gets that does not send the token. By default it sends one with a wrong end."""
+        """Send these bytes, by default a token with a wrong last character; return what the pod answers."""
         target, token = permitted._shells._find("job-1-1", 0)
         async with await portforward.connect_to(target) as connection:
             await portforward.send(connection, sent or token.encode()[:-1] + b"-")
