@@ -299,10 +299,10 @@ def _requests(pod: Object) -> dict[str, float]:
 def _toleration(pod: Object, taint: Object) -> Object | None:
     """Return the Pod's toleration of a taint, or None."""
     for one in pod["spec"].get("tolerations") or []:
-        key = not one.get("key") or one["key"] == taint["key"]
-        effect = not one.get("effect") or one["effect"] == taint["effect"]
-        value = one.get("operator", "Equal") == "Exists" or one.get("value", "") == taint.get("value", "")
-        if key and effect and value:
+        key_fits = not one.get("key") or one["key"] == taint["key"]
+        effect_fits = not one.get("effect") or one["effect"] == taint["effect"]
+        value_fits = one.get("operator", "Equal") == "Exists" or one.get("value", "") == taint.get("value", "")
+        if key_fits and effect_fits and value_fits:
             return dict(one)
     return None
 
