@@ -38,5 +38,5 @@ def stage(harness, digits):
 
 @pytest.fixture
 def node():
-    """A node with 3 GiB and two cores, because importing a framework is most of a run's time."""
+    """A node with 3 GiB, enough for any framework, and two cores, because importing one is most of a run's time."""
     return Resources(cpus=2, memory_mib=3072)

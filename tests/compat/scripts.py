@@ -20,7 +20,7 @@ FETCHED = Path(__file__).resolve().parents[2] / "var" / "compat"
 RAW = "https://raw.githubusercontent.com"
 WRITEFILE = "%%writefile "
 BOTH_SHAPES = ((1, 2), (2, 1))
-"""Nodes, and processes on each: for scripts that use their local rank."""
+"""Pairs of nodes and processes on each node, for scripts that use their local rank."""
 LICENCES = {
     "cybertronai/pytorch-aws": "none stated",
     "horovod/horovod": "Apache-2.0",
@@ -40,8 +40,9 @@ class Foreign(NamedTuple):
     """A script of another repository.
 
     `files` are paths in the repository. A notebook stands for the files that its `%%writefile` cells write. `wrapper`
-    is a script of ours that starts it. `output` is a pattern of what rank 0 must print, `node_output` of what the first
-    rank of each node prints and no other does; `{rank}` and `{world_size}` in them are replaced.
+    is a script of ours that starts the first of these files. `output` is a pattern of what rank 0 must print.
+    `node_output` is one of what the first rank of each node prints and no other does. `{rank}` and `{world_size}` in
+    both are replaced.
     """
 
     name: str
@@ -114,7 +115,7 @@ SCRIPTS = (
     Foreign(
         "pytorch-ddp-series", "pytorch/examples", "17f4f9a5d66c6da5b348d032cd6a6e2410760952",
         (f"{SERIES}/multinode.py", f"{SERIES}/datautils.py"),
-        arguments=("4", "2"),  # the number of epochs, and after how many the script saves a snapshot again
+        arguments=("4", "2"),  # 4 epochs, with a snapshot in every second one
         output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
         needs_gpu=True,
     ),
@@ -132,7 +133,7 @@ SCRIPTS = (
         wrapper="with_cpu.py",
         arguments=("multigpu_torchrun.py", "4", "2"),
         output=r"\[GPU0\] Epoch 3 \| Batchsize: 32 \| Steps: 32",
-        node_output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",
+        node_output=r"Epoch 2 \| Training snapshot saved at snapshot\.pt",  # saved where the local rank is 0
         shapes=BOTH_SHAPES,
     ),
     Foreign(
@@ -171,13 +172,13 @@ def fetch(foreign):
         address = f"{RAW}/{foreign.repository}/{foreign.commit}/{path}"
         with urllib.request.urlopen(address, timeout=60) as answer:
             content = answer.read()
-        files.update(written_by(content) if path.endswith(".ipynb") else {Path(path).name: content})
+        files.update(files_of_notebook(content) if path.endswith(".ipynb") else {Path(path).name: content})
     foreign.folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (foreign.folder / name).write_bytes(content)
 
 
-def written_by(notebook):
+def files_of_notebook(notebook):
     """Return the files that a notebook's `%%writefile` cells write, by name, as Jupyter would write them."""
     files = {}
     for cell in json.loads(notebook)["cells"]:

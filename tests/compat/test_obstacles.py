@@ -34,7 +34,7 @@ elif __name__ == "__main__":
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*torchrun, __file__, "rank"], check=True)
 """
-"""Starts two ranks by `spawn` and then two by torchrun, as this script with an argument. The ranks' sum is 3."""
+"""Starts two ranks by `spawn`. Then torchrun starts two, which run this script with an argument. The sum is 1 + 2."""
 WRITES_HOME = """
 import pathlib, sys
 note = pathlib.Path.home() / ".cache" / "note"

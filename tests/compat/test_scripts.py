@@ -29,7 +29,7 @@ def outputs_of(stage, framework, script, *, image="", **changes):
 @pytest.mark.cores(2)
 @pytest.mark.torch
 def test_accelerates_own_tests_pass(stage, node):
-    """Hugging Face's own tests of Accelerate under torchrun."""
+    """`test_script.py` is Hugging Face's own test of Accelerate in several processes."""
     # A customer would install it into the workspace like this.
     python = image_folder("pytorch") / "bin" / "python"
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", stage.workspace]
@@ -91,7 +91,7 @@ def test_a_fetched_script_prints_what_its_entry_says(stage, node, foreign, nodes
 def test_the_ddp_tutorial_continues_from_its_snapshot(stage, node):
     foreign = next(foreign for foreign in SCRIPTS if foreign.name == "pytorch-ddp-series-on-cpu")
     copy_script(foreign, stage)
-    # Epochs count from 0. A snapshot is written in every second one, so the first run's last in epoch 2.
+    # Epochs count from 0, and every second one writes a snapshot. So the first run writes its last one in epoch 2.
     for name, epochs in (("job-1-1", "4"), ("job-2-1", "6")):
         arguments = ("multinode.py", epochs, "2")
         outputs = outputs_of(stage, "pytorch", foreign.script, name=name, arguments=arguments, nodes=2, resources=node)

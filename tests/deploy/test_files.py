@@ -56,7 +56,7 @@ def test_every_variable_that_is_set_is_read():
         every = [each for _name, _metadata, spec in pods(objects(overlay)) for each in containers(spec)]
         names[overlay] = {variable["name"] for container in every for variable in container.get("env", ())}
         names[overlay] |= {key for each in objects(overlay) if each["kind"] == "ConfigMap" for key in each["data"]}
-    assert {where: unknown for where, known in names.items() if (unknown := known - read - NOT_OURS)} == {}
+    assert {where: unknown for where, variables in names.items() if (unknown := variables - read - NOT_OURS)} == {}
 
 
 def test_created_secrets_are_random_and_long_and_fit_the_servers_in_compose_and_the_trial():

@@ -75,6 +75,7 @@ def containers_of(manifests):
 
 
 def selects(selector, labels):
+    # A Service's selector has the labels themselves, other selectors have them in `matchLabels`.
     return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or selector or {}).items())
 
 
@@ -128,6 +129,7 @@ def test_every_command_exists_and_every_image_has_one_tag(overlay):
         assert re.search(r"(:[\w.-]+|@sha256:[0-9a-f]{64})$", image), name
         if CONSOLE_IMAGE.search(image):
             tags.add(image.rpartition(":")[2])
+            # `args` follow `manage.py`, the entry point of the image. A `command` is a shell script that calls it.
             words = container.get("args") or container["command"]
             assert set(re.findall(r"manage\.py (\w+)", " ".join(words)) or words[:1]) <= set(get_commands()), name
     assert len(tags) == 1
@@ -152,8 +154,8 @@ def test_the_payments_sandbox_is_ready_once_it_listens(monkeypatch):
 
 def test_a_pod_uses_objects_that_exist(overlay):
     manifests = objects(overlay)
-    maps = names(manifests, "ConfigMap") | {"trainyard-secrets"}
-    templates = {
+    maps = names(manifests, "ConfigMap") | {"trainyard-secrets"}  # the Secret is in no overlay; operators create it
+    templates = {  # volumes whose claims Kubernetes creates for each pod
         f"StatefulSet/{name_of(each)}": {name_of(claim): {} for claim in each["spec"]["volumeClaimTemplates"]}
         for each in of_kind(manifests, "StatefulSet")
     }
@@ -284,6 +286,7 @@ def test_the_restoring_pod_has_the_backups_volumes_and_settings():
 
 def test_the_console_may_do_what_its_clusters_need_and_no_more(overlay):
     manifests = objects(overlay)
+    # `rbac` returns the service account too, which is compared below.
     by_name = lambda roles: {(each["kind"], name_of(each)): each for each in roles if each["kind"] != "ServiceAccount"}
     applied = [each for each in manifests if each["apiVersion"].startswith("rbac.authorization.k8s.io/")]
     assert by_name(applied) == by_name(role for config in clusters_of(manifests) for role in rbac(config))

@@ -1,9 +1,9 @@
 """Upgrades without downtime: the previous release works on the new schema, and replicas migrate one at a time.
 
 During an upgrade both releases use the new schema. The old code writes rows without new columns, and reads and writes
-the old ones. So a new column must be filled by the database (null, or `db_default`: Django's `default` is new code's
-alone), and nothing may be removed, renamed, narrowed or forbidden. What must be removed takes two releases: one that no
-longer uses it, and one that removes it. Such a migration is listed in ACCEPTED.
+the old ones. So a new column must be filled by the database (null, or `db_default`: only new code knows Django's
+`default`), and nothing may be removed, renamed, narrowed or forbidden. A removal takes two releases: one that no longer
+uses the column, and one that removes it. The migration that removes it is listed in ACCEPTED.
 """
 
 import contextlib
@@ -89,9 +89,9 @@ def incompatibility(operation, app, state, *, known):
 def test_the_previous_release_can_live_with_every_new_migration():
     loader = MigrationLoader(None)
     known = set(loader.project_state(list(RELEASED.items())).models)
-    refused, read = {}, set()
+    refused, checked = {}, set()
     for (app, name), migration, state in unreleased(loader):
-        read.add((app, name))
+        checked.add((app, name))
         current = state.clone()
         for operation in migration.operations:
             if reason := incompatibility(operation, app, current, known=known):
@@ -100,7 +100,7 @@ def test_the_previous_release_can_live_with_every_new_migration():
     assert {name: reasons for name, reasons in refused.items() if name not in ACCEPTED} == {}
     assert set(ACCEPTED) <= set(refused), "ACCEPTED lists a migration that is compatible"
     released = {node for key in RELEASED.items() for node in loader.graph.forwards_plan(key)}
-    assert read == {key for key in loader.disk_migrations if key[0] in RELEASED} - released
+    assert checked == {key for key in loader.disk_migrations if key[0] in RELEASED} - released
 
 
 CHAR = models.CharField(max_length=10)
@@ -156,5 +156,5 @@ def test_replicas_migrate_one_at_a_time_although_others_fail(monkeypatch):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)  # one that waits for a lock that is never released does not end
+        thread.join(60)  # a time-out, in case a lock is never released
     assert peaks == [1, 1, 1]

@@ -1,6 +1,7 @@
 """A whole console of real processes on a port of its own, a customer of its API, and how to break it.
 
-The one rule: a test kills only what was started here, which the mark or the folder of this installation shows.
+The one rule: a test kills only what was started here, which the mark `trainyard=FOLDER` in a process's command line or
+a record in the installation's folder shows.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ print("epoch 1/1 loss 0.5", flush=True)
 class Console:
     """An installation in a folder of its own. `process` is its `manage.py up`.
 
-    Its first start finds a database with the present schema. `make demo` begins with an empty one.
+    To save time, its first start finds a migrated database. `make demo` begins with an empty one, and migrates it.
     """
 
     def __init__(self, var: Path, images_root: Path, **environment: str) -> None:
@@ -132,14 +133,14 @@ class Console:
         for pid, started in self.supervisors():
             pids.send(pid, started, signal.SIGKILL)
         for pid in self.warm_pool_daemon():
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGTERM)  # not SIGKILL: it must still end its fork servers
         for folder in (self.embedded.socket_dir, self.var):
             shutil.rmtree(folder, ignore_errors=True)
 
     # What runs, and what is left of it
 
     def programs(self, *words: str) -> list[psutil.Process]:
-        """Our processes whose command line has these words."""
+        """The processes of this console whose command line has these words."""
         mark = f"trainyard={self.var}"
         return [
             process
@@ -181,14 +182,14 @@ class Console:
         return [known["pid"]] if pids.is_alive(known["pid"], known["start_time"]) else []
 
     def cgroups(self) -> list[str]:
-        """Control groups of runs that have ended. Each bears the nonce of its run's submission."""
+        """Control groups of runs that have ended. Each name ends with 8 characters of the run's nonce."""
         ended = [path for path in self.var.glob("runs/*/submission.json") if not _is_live(path.parent)]
         nonces = [json.loads(path.read_bytes())["nonce"][:8] for path in ended]
         groups = Path("/sys/fs/cgroup").glob("**/trainyard-*")
         return [str(group) for group in groups if group.name.rpartition("-")[2] in nonces]
 
     def kill(self, *processes: psutil.Process) -> None:
-        """SIGKILL all of them at once; wait until they have ended."""
+        """SIGKILL these processes and all their children at once; wait until they have ended."""
         _kill({child for process in processes for child in (process, *_children(process))})
 
     def kill_all(self) -> None:
@@ -248,7 +249,7 @@ class Buyer(Customer):
             "product": "metered", "framework": "pytorch", "image": BARE_IMAGE, "workspace": "main",
             "code_path": "wait.py", "arguments": [tag], "epochs": 1, "lr": "0.01", "batch_size": 32,
             "node_spec": "nano", "nodes": 2, "workers_per_node": 1, "max_seconds": 600,
-            "on_hang": "ignore",  # WAIT does nothing for as long as a slow machine takes to start a console
+            "on_hang": "ignore",  # WAIT shows no progress while a slow machine starts a console
         } | changes  # fmt: skip
 
     def start(self, tag: str = "", **changes: Any) -> int:

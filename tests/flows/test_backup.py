@@ -54,9 +54,9 @@ def test_a_console_comes_back_from_its_backup(console, buyer, console_images, tm
     buyer.running(running)
     done = console.manage("backup", str(backup))
     assert done.returncode == 0, done.stderr
-    assert "left out" not in done.stderr
+    assert "left out" not in done.stderr  # which would name a file that could not be packed
     bill, log = buyer.bill(ended), buyer.log(ended)
-    kept, stored = rows(console), files(console.var / "storage" / "workspaces")
+    saved_rows, saved_files = rows(console), files(console.var / "storage" / "workspaces")
     buyer.call("POST", f"jobs/{running}/cancel/")
     buyer.ended(running)
 
@@ -64,9 +64,9 @@ def test_a_console_comes_back_from_its_backup(console, buyer, console_images, tm
     done = second.manage("restore", str(backup))
     assert done.returncode == 0, done.stderr
     assert "the books balance" in done.stdout
-    assert files(second.var / "storage" / "workspaces") == stored
+    assert files(second.var / "storage" / "workspaces") == saved_files
     second.embedded.start(database=True, broker=False)  # alone, so that no process changes the rows
-    assert rows(second) == kept
+    assert rows(second) == saved_rows
     assert broken_books(second) == []
     try:
         second.up()

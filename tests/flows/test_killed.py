@@ -25,6 +25,7 @@ SERVERS = {"postgres": "postgres", "redis": "redis-server"}
 
 
 def victims(console, name):
+    """Return the processes of a part of the console: a program or a server."""
     if name in SERVERS:
         return [process for process in console.embedded.processes() if process.name() == SERVERS[name]]
     return console.programs(*PROGRAMS[name])
@@ -71,7 +72,7 @@ def test_some_parts_are_killed(console, buyer, names):
     for parent in parents:
         parent.kill()
     assert psutil.wait_procs(gone, timeout=15)[1] == []  # what a parent started ends with it
-    # At once, while those parts are away: the end of the run must not be missed either.
+    # End the run at once, while those parts are away: its end must not be missed.
     console.release(tag)
     buyer.ended(job)
     wait_for(lambda: all(victims(console, name) for name in names) and console.is_ready(), 60)
@@ -90,22 +91,22 @@ def test_runs_go_on_and_end_while_everything_is_dead(console, buyer, slurm_spec)
         jobs["slurm"] = buyer.start("slurm", node_spec=slurm_spec)
     for job in jobs.values():
         buyer.running(job)
-    late = buyer.call("POST", "orders/", json={"quote": quote["id"]})["job"]
-    buyer.running(late)
+    limited = buyer.call("POST", "orders/", json={"quote": quote["id"]})["job"]
+    buyer.running(limited)
     console.kill_all()
     assert console.processes() == []
     console.release("slurm")
-    # Only the two nodes of the local run are left. The late run ends at its deadline, which needs no console.
+    # Only the two nodes of the local run are left. The run with 12 s ends at its deadline, which needs no console.
     wait_for(lambda: len(console.supervisors()) == 2)
     before = console.supervisors()
     console.up()
     assert buyer.job(jobs["local"])["state"] == "running"
     assert console.supervisors() == before
     assert len(console.programs("supervisor.supervisord")) == 1
-    data = buyer.ended(late)
+    data = buyer.ended(limited)
     assert (data["state"], data["reason"]) == ("failed", "time_limit")
-    assert 2 < ran_seconds(console, late) <= 12.1  # it did not end with the console, but at its deadline
-    assert 0 < buyer.bill(late)["total_minor"] <= quote["ceiling_minor"]
+    assert 2 < ran_seconds(console, limited) <= 12.1  # it did not end with the console, but at its deadline
+    assert 0 < buyer.bill(limited)["total_minor"] <= quote["ceiling_minor"]
 
     console.down()
     assert "Stopped." in console.output.read_text()

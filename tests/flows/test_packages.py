@@ -1,4 +1,4 @@
-"""Requirements files through the API of a console of real processes."""
+"""Requirements files through the API of a console of real processes, whose package index has only `alpha`."""
 
 from tests.flows import WHOLE_CONSOLE
 

@@ -34,7 +34,10 @@ raise RuntimeError("The server refused " + value)
 file below `var` may have it, and the search leaves no folder out.
 """
 NOT_READ = re.compile(r"admin/|accounts/|identity/|webhooks/stripe/|tools/|shell-gate/|notebook-gate/|.*\^")
-"""Routes without data of customers: the operator's pages, log-in, webhooks, the ways to tools, shells and notebooks."""
+"""Routes without data of customers: the operator's pages, log-in, webhooks, the ways to tools, shells and notebooks.
+
+The last alternative matches routes that are regular expressions, which `requests_for` cannot fill in.
+"""
 QUERIES = (
     "training/new/?rerun={job}", "jobs/compare/?jobs={job}", "jobs/{job}/?tab=logs", "jobs/{job}/?tab=configuration",
     "api/v1/search/?q=secretive", "api/v1/jobs/{job}/logs/search/?q=refused",
@@ -107,6 +110,7 @@ def test_no_one_finds_the_value_of_a_secret(console, buyer, tmp_path):
     assert log.count("***") >= 3, log  # printed, written in two parts, and in the exception
     assert ended["attempts"][0]["failure"]["data"]["message"] == "The server refused ***"
 
+    # A data set with the script, so that the routes of data sets show it.
     buyer.call("POST", "datasets/", json={"name": "main"})
     buyer.call("POST", "datasets/main/versions/", json={"workspace": "main", "path": "secretive.py"})
     pks = {"receipts": buyer.bill(job)["id"], "invoices": buyer.call("POST", "invoices/")["id"]}

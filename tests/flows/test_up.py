@@ -19,7 +19,7 @@ def test_up_refuses_a_second_console_and_a_port_in_use(console, short_folders):
 
     other = Console(short_folders(), Path("/no/images"), TRAINYARD_URL=console.url)  # the port of the first console
     refused = other.manage("up")
-    other.embedded.stop()
+    other.embedded.stop()  # in case `up` left its servers
     other.remove()
     assert refused.returncode != 0
     output = " ".join((refused.stdout + refused.stderr).split())

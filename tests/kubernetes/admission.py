@@ -95,6 +95,7 @@ def _job(obj: Object) -> Causes:
     causes = _pod(spec["template"]["spec"], "spec.template.spec")
     if spec["template"]["spec"]["restartPolicy"] != "Never":
         causes.append(("spec.template.spec.restartPolicy", 'Required value: valid values: "Never"'))
+    # A real server also accepts other Jobs, but all Jobs of runs are Indexed.
     if spec["completionMode"] != "Indexed" or spec.get("completions") is None:
         causes.append(("spec.completions", "Required value: when completion mode is Indexed"))
     elif not LABEL.fullmatch(f"{name}-{max(0, spec['completions'] - 1)}"):
@@ -117,7 +118,7 @@ def _failure_policy(spec: Object) -> Causes:
 def _job_update(obj: Object, old: Object) -> Causes:
     new, was = copy.deepcopy(obj["spec"]), copy.deepcopy(old["spec"])
     parts = ["selector", "completionMode", "podFailurePolicy", "podReplacementPolicy", "template"]
-    if new.get("completions") != new.get("parallelism"):  # else the Job is elastic
+    if new.get("completions") != new.get("parallelism"):  # equal ones may change together, as on a real server
         parts.append("completions")
     if was["suspend"] and not old.get("status", {}).get("startTime"):
         # A queue such as Kueue may place the Pods of a Job that has not started.
@@ -212,7 +213,7 @@ def pod_security_violations(spec: Object, level: str) -> list[str]:
         broken += [
             f'restricted volume types (volume "{volume["name"]}")'
             for volume in volumes
-            if not {*_RESTRICTED_VOLUMES, "hostPath"} & set(volume)
+            if not {*_RESTRICTED_VOLUMES, "hostPath"} & set(volume)  # `hostPath` is reported above
         ]
         for container in containers:
             broken += _restricted(spec.get("securityContext") or {}, container)

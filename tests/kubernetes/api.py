@@ -21,6 +21,7 @@ from tests.kubernetes.store import Store
 Query = dict[str, str]
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.0-fake"}
 ENDED = ("Succeeded", "Failed")
+"""The phases of a Pod that has ended."""
 
 
 class Api:

@@ -268,7 +268,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if text:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
 
-    # Responses, in one write: a second one would wait for the first to be acknowledged
+    # Responses, each in one write
 
     def _send(self, code: int, response: Object) -> None:
         self._send_bytes(code, "application/json", json.dumps(response).encode())

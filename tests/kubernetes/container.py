@@ -86,7 +86,8 @@ def _bubblewrap_arguments(spec: ContainerSpec) -> list[str]:
             built += ["--cap-add", capability]
     else:
         built += ["--unshare-user", "--uid", str(spec.uid), "--gid", str(spec.gid)]
-    # Create the parents of all mounts first: else bubblewrap creates them, with the mode of what it mounts there.
+    # Create the parents of all mounts first: else bubblewrap creates them, with the mode of what it mounts there. The
+    # three that are left out are mounts themselves.
     targets = [*_SYSTEM, *(str(folder) for folder in spec.image.folders), *(bind.target for bind in spec.binds)]
     for parent in sorted(set().union(*map(_parents, targets)) - {"/dev", "/usr", "/proc"}):
         built += ["--perms", "0755", "--dir", parent]
@@ -142,7 +143,7 @@ class Container:
         """Start it."""
         spec = self.spec
         read_end, write_end = os.pipe()
-        # As root there is no user namespace, without which bubblewrap sets no user ID: `setpriv` does.
+        # Root gets no user namespace here, and without one bubblewrap sets no user ID. So `setpriv` sets it.
         drop = ["setpriv", f"--reuid={spec.uid}", f"--regid={spec.gid}"]
         drop += [f"--groups={','.join(map(str, spec.groups))}"] if spec.groups else ["--clear-groups"]
         enter = ["nsenter", f"--net={spec.network}", "--"] if spec.network else []
@@ -198,7 +199,7 @@ class Container:
                 self.kill()
 
     def _memory_bytes(self) -> int:
-        """Return what its processes use, without pages that they share. `psutil` would read all of this machine's."""
+        """Return what its processes use, without pages that they share. `psutil` would read every process here."""
         pages, pids = 0, [self.pid]
         while pids:
             process = Path(f"/proc/{pids.pop()}")

@@ -24,7 +24,7 @@ class Pace:
     """How long steps take that take much longer in a real cluster."""
 
     node_grace_seconds: float = 1.0
-    """The age of a heartbeat at which a node becomes NotReady (40 to 50 s)."""
+    """The age of a heartbeat at which a node becomes NotReady (40 to 50 s in a real cluster)."""
     toleration_scale: float = 0.02
     """The factor for a Pod's tolerationSeconds."""
     schedule_retry_seconds: float = 0.5
@@ -148,6 +148,7 @@ class Controllers:
         for taint in node["spec"].get("taints") or []:
             if taint["effect"] in {"NoSchedule", "NoExecute"} and _toleration(pod, taint) is None:
                 return f"node(s) had untolerated taint(s) {{{taint['key']}: {taint.get('value', '')}}}"
+        # With the name, so that `_matches` can treat `matchFields` like labels.
         labels = {**node["metadata"].get("labels", {}), "metadata.name": node["metadata"]["name"]}
         affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
         required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -249,8 +250,8 @@ class Controllers:
     def _create_accounts(self) -> None:
         account = {"metadata": {"name": "default"}}
         accounts = self._store.find("serviceaccounts", "", lambda one: one["metadata"]["name"] == "default")
-        finished = {one["metadata"]["namespace"] for one in accounts}
-        for namespace in self._store.find("namespaces", "", lambda one: one["metadata"]["name"] not in finished):
+        with_account = {one["metadata"]["namespace"] for one in accounts}
+        for namespace in self._store.find("namespaces", "", lambda one: one["metadata"]["name"] not in with_account):
             meta = namespace["metadata"]
             is_due = self._has_waited(f"{meta['uid']} created", self.pace.account_seconds)
             if is_due and not meta.get("deletionTimestamp"):
@@ -298,10 +299,10 @@ def _requests(pod: Object) -> dict[str, float]:
 def _toleration(pod: Object, taint: Object) -> Object | None:
     """Return the Pod's toleration of a taint, or None."""
     for one in pod["spec"].get("tolerations") or []:
-        key = not one.get("key") or one["key"] == taint["key"]
-        effect = not one.get("effect") or one["effect"] == taint["effect"]
-        value = one.get("operator", "Equal") == "Exists" or one.get("value", "") == taint.get("value", "")
-        if key and effect and value:
+        key_fits = not one.get("key") or one["key"] == taint["key"]
+        effect_fits = not one.get("effect") or one["effect"] == taint["effect"]
+        value_fits = one.get("operator", "Equal") == "Exists" or one.get("value", "") == taint.get("value", "")
+        if key_fits and effect_fits and value_fits:
             return dict(one)
     return None
 

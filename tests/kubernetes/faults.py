@@ -54,6 +54,7 @@ class Faults:
     _armed: dict[int, Fault] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     released: threading.Event = field(default_factory=threading.Event)
+    """Once it is set, the requests that are held break. `disarm` sets it, and replaces it for later ones."""
 
     def arm(self, nth: int, fault: Fault, *, version: int, times: int = 1) -> None:
         """Inject a fault into the nth request from now on (0 is the next), and into the following `times - 1`.

@@ -56,7 +56,7 @@ class KubernetesHarness(RunHarness):
         self.write({"workspace/train.py": source, "digits/three": "3"})
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Write files of the volume, unless they have this content."""
+        """Write files of the volume, unless an earlier call has written the same content."""
         new = {path: text for path, text in files.items() if self.site.placed.get(path) != text}
         if new:
             self.site.place(new)

@@ -169,6 +169,7 @@ class JobController:
                 record_event(self._api, job, "Normal", "SuccessfulDelete", f"Deleted pod: {meta['name']}")
 
     def _release(self, pod: Object) -> None:
+        """Remove the controller's finalizer, without which the Pod's object can be deleted."""
         meta = pod["metadata"]
         if FINALIZER in meta.get("finalizers", []):
             self._store.remove_finalizer("pods", meta["namespace"], meta["name"], FINALIZER)

@@ -87,7 +87,7 @@ def _relay(
     closing: threading.Event,
 ) -> None:
     while websocket.state is State.OPEN and not closing.is_set():
-        # Of these bytes, which TLS has already read from the socket, `select` knows nothing.
+        # TLS may hold bytes that it has read from the socket and `recv` has not returned. `select` does not see them.
         has_decrypted = isinstance(client, ssl.SSLSocket) and client.pending()
         ready = [client] if has_decrypted else select.select([client, pod], [], [], _TICK_SECONDS)[0]
         if client in ready:
@@ -108,5 +108,5 @@ def _relay(
 
 def _flush(websocket: Protocol, client: socket.socket) -> None:
     for data in websocket.data_to_send():
-        if data:  # an empty one closes the connection, as its owner does
+        if data:  # empty data asks to close the connection, which its owner does
             client.sendall(data)

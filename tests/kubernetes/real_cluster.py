@@ -66,7 +66,7 @@ class RealSite(Site):
 
     def __init__(self, kubeconfig: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="trainyard-k8s-"))
-        self._folder.chmod(0o755)  # for a console's database, which is another user
+        self._folder.chmod(0o755)  # for a console's database, which runs as another user
         self._parent = os.environ.get("TRAINYARD_TEST_HOST_PATH", "/tmp")  # of our folder on each machine
         self._is_staged = False  # whether our folder exists there
         super().__init__(kubeconfig, f"{MARK}-{secrets.token_hex(4)}", self._folder)

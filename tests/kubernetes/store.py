@@ -25,7 +25,7 @@ _SERVER_FIELDS = (
 
 @dataclass(frozen=True)
 class Change:
-    """One step of the history. `kind` is ADDED, MODIFIED or DELETED; `before` is None for the first."""
+    """One step of the history. `kind` is ADDED, MODIFIED or DELETED; `before` is None for ADDED."""
 
     version: int
     kind: str

@@ -245,7 +245,7 @@ def test_describe_survives_a_fault_in_any_request(cluster, exit_code):
     cluster.wait(
         lambda: any(one["type"] in {"Complete", "Failed"} for one in cluster.find("jobs")[0]["status"]["conditions"])
     )
-    request_count = len(requests) // len(QUICK_FAULTS) + 2  # for a run that has ended, at most two more
+    request_count = len(requests) // len(QUICK_FAULTS) + 2  # an ended run is described with at most two more
     for nth, fault in itertools.product(range(request_count), (*QUICK_FAULTS, Fault.STALE)):
         status = cluster.try_with(
             lambda: cluster.new_backend().describe(NAME), nth=nth, fault=fault, version=version_while_running
@@ -275,7 +275,7 @@ def test_the_first_of_two_processes_decides_how_a_run_ends(cluster):
     stopped, preempted = (
         Termination(Outcome.STOPPED, code, code.value, at=1.0) for code in (FailureCode.STOPPED, FailureCode.PREEMPTED)
     )
-    runs.terminate(job, stopped, ends_pods=False)
+    runs.terminate(job, stopped, ends_pods=False)  # as `stop` does, before it shortens the grace period
     runs.terminate(job, preempted)
     current = read_job(runs.get_job(NAME))
     assert (current.termination, current.is_ending) == (stopped, True)

@@ -85,6 +85,7 @@ def test_code_cannot_read_the_keys_signal_the_first_process_or_replace_the_launc
     found = json.loads(cluster_harness.log())
     looked = found.pop("looked")
     assert len(looked) == 10, "five files of each of two processes"
+    # "empty", because `glob` finds nothing in a folder that it cannot read.
     assert set(looked) <= {"Permission denied", "empty"}
     secret = shared_fake.store.get("secrets", cluster_harness.site.namespace, NAME)["data"]
     assert found["digests"], "at least the record's signature, which is public and as long as a key"

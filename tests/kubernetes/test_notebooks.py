@@ -102,7 +102,7 @@ def test_the_roles_permissions_suffice_to_reach_a_notebook_that_starts_late(
     dial_of, early = fake.api.dial_of, [True]
 
     def refuse_first(namespace, name):
-        """Connect as the kubelet does, but find no server at the first time."""
+        """Connect as the kubelet does, but find no server the first time."""
 
         def dial(port):
             if early:
@@ -228,9 +228,9 @@ def harness(fake_site):
 
 @pytest.fixture
 def notebook(transactional_db, customer, harness, monkeypatch):
-    """A customer's notebook, sold on the fake backend, whose JupyterLab starts in a Pod.
+    """A customer's notebook, sold on the customer's fake backend, while its JupyterLab starts in a Pod.
 
-    The console reaches it through the harness's backend. All else that it asks a backend, the fake one answers.
+    The console reaches JupyterLab through the harness's backend. The fake backend answers all other calls.
     """
     monkeypatch.setattr(tunnels, "_START_SECONDS", 300.0)  # for JupyterLab's start on a busy machine
     monkeypatch.setattr(customer.backend, "notebook_socket", harness.backend.notebook_socket)

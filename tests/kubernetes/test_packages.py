@@ -54,10 +54,10 @@ def install(harness, letter, *requirements):
     assert cluster_builder.has_run(layer, harness.backend)
     another = harness.new_backend()
     smoke_run.await_end(another, f"packages-7-{letter * 12}", harness.patience)
-    taken = cluster_builder.collect_result(layer, another)
-    assert taken is not None
+    collected = cluster_builder.collect_result(layer, another)
+    assert collected is not None
     assert not cluster_builder.has_run(layer, another)
-    return layer, *taken
+    return layer, *collected
 
 
 def test_packages_are_installed_in_the_cluster_and_imported_by_runs(harness, index):

@@ -132,7 +132,7 @@ def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness, folder):
 
 
 def test_two_ranks_that_die_at_once_are_both_reported(own_harness, fake):
-    """The launcher of one learns of the other's death first; it still reports its own rank."""
+    """Node 1's launcher is paused until both ranks are dead. It still reports that rank 1 died."""
     source = """
     import os, pathlib, signal, time
     print("ready", flush=True)

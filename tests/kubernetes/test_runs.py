@@ -61,12 +61,12 @@ def test_the_printed_roles_suffice(site, request):
     config = site.config()
     name = f"trainyard-{site.namespace}"
     site.core.create_namespaced_service_account(site.namespace, {"metadata": {"name": name}})
-    for created in rbac(config, service_account=name, service_account_namespace=site.namespace):
-        _create(site, created, request)
-    reported = site.core.create_namespaced_service_account_token(
+    for manifest in rbac(config, service_account=name, service_account_namespace=site.namespace):
+        _create(site, manifest, request)
+    issued = site.core.create_namespaced_service_account_token(
         name, site.namespace, {"metadata": {"name": name}, "spec": {"audiences": []}}
     )
-    path = site.kubeconfig_of(reported.status.token, site.root.parent / f"{name}.kubeconfig")
+    path = site.kubeconfig_of(issued.status.token, site.root.parent / f"{name}.kubeconfig")
     request.addfinalizer(path.unlink)
     # A new role takes effect only after a moment.
     wait_for(lambda: not any(map(_lacks, check(site.config(kubeconfig=str(path)), site.root, smoke=False))))
@@ -83,19 +83,19 @@ def _lacks(line):
     return line.name.startswith("may ") and line.detail != "yes"
 
 
-def _create(site, made, request):
+def _create(site, manifest, request):
     """Create a role or binding. A cluster-wide one is named for our namespace, and deleted after the test."""
-    if made["kind"] in {"Namespace", "ServiceAccount"}:
+    if manifest["kind"] in {"Namespace", "ServiceAccount"}:
         return  # they exist already
-    resource = re.sub(r"(?<!^)(?=[A-Z])", "_", made["kind"]).lower()
-    if not made["kind"].startswith("Cluster"):
-        getattr(site.rbac, f"create_namespaced_{resource}")(made["metadata"]["namespace"], made)
+    resource = re.sub(r"(?<!^)(?=[A-Z])", "_", manifest["kind"]).lower()
+    if not manifest["kind"].startswith("Cluster"):
+        getattr(site.rbac, f"create_namespaced_{resource}")(manifest["metadata"]["namespace"], manifest)
         return
-    made = copy.deepcopy(made)
-    for named in (made["metadata"], made.get("roleRef", {"name": ""})):
+    manifest = copy.deepcopy(manifest)
+    for named in (manifest["metadata"], manifest.get("roleRef", {"name": ""})):
         named["name"] += f"-{site.namespace}"
-    getattr(site.rbac, f"create_{resource}")(made)
-    request.addfinalizer(lambda: getattr(site.rbac, f"delete_{resource}")(made["metadata"]["name"]))
+    getattr(site.rbac, f"create_{resource}")(manifest)
+    request.addfinalizer(lambda: getattr(site.rbac, f"delete_{resource}")(manifest["metadata"]["name"]))
 
 
 @pytest.mark.cores(2)
@@ -123,8 +123,8 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     """Both ranks ended with 0 and their records say so. A retry would repeat a run that has succeeded."""
     own_harness.backend = own_harness.new_backend(volume={**fake_site.volume(), "shared": shared})
     finish = fake_site.root / "workspace" / "finish"
-    waits = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
-    own_harness.start(waits, nodes=2)
+    source = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.05)"
+    own_harness.start(source, nodes=2)
     own_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
     # Without shared storage, only node 1's kubelet is killed: node 0's must deliver node 0's record, which covers both
     # nodes.
@@ -133,11 +133,11 @@ def test_a_finished_run_completes_though_its_kubelet_was_killed(own_harness, fak
     for name in names:
         fake.nodes[name].kill()
     finish.touch()
-    assert all(created.ended.wait(60) for created in containers)
+    assert all(container.ended.wait(60) for container in containers)
     ended = own_harness.wait_for_outcome(Outcome.COMPLETED)
     assert ended.finished_at is not None
     # The run is billed until its code ended, not until the kubelet's silence is noticed.
-    assert ended.finished_at <= max(created.finished_at for created in containers) + 1
+    assert ended.finished_at <= max(container.finished_at for container in containers) + 1
     for name in names:
         fake.nodes[name].revive()
     assert own_harness.new_backend().describe("job-1-1").outcome is Outcome.COMPLETED

@@ -15,7 +15,7 @@ from tests.kubernetes.store import Store
 
 
 class MountFailedError(Exception):
-    """A volume cannot be mounted now. `reason` is the event's."""
+    """A volume cannot be mounted now. `reason` is the reason in the Pod's event."""
 
     def __init__(self, message: str, reason: str = "FailedMount") -> None:
         super().__init__(message)

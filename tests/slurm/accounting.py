@@ -22,7 +22,7 @@ class SlurmClusterWithAccounting(SlurmCluster):
     """A Slurm that refuses jobs whose user has no association with their account, and soon forgets ended jobs."""
 
     def _accounting_settings(self, munge: Path) -> list[str]:
-        self._database_port, self._slurmdbd_port = free_ports(2)
+        self._database_port, self._slurmdbd_port = free_ports(2)  # `_start_accounting` comes later and needs both
         return [
             "AccountingStorageType=accounting_storage/slurmdbd",
             "AccountingStorageHost=127.0.0.1",

@@ -33,7 +33,7 @@ def missing_program(programs: Iterable[str] = PROGRAMS) -> str:
 class SlurmCluster:
     """A Slurm of `nodes` nodes, named n0, n1 and so on, that runs until `close`. `conf` is its configuration file.
 
-    `folder` is empty, and its path is short: the kernel limits the length of a socket's path, as of munged's.
+    `folder` is empty, and its path is short, because munged's socket is in it and the kernel limits a socket's path.
     """
 
     def __init__(self, folder: Path, nodes: int) -> None:
