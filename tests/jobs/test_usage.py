@@ -73,7 +73,7 @@ def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(custome
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.OUT_OF_MEMORY)
     # Node-hours of 100, 200 and 300 s on two nodes.
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
-    assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents an hour
+    assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents per node-hour
     assert customer.wallet.held_minor == 0
 
 
