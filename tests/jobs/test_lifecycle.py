@@ -30,7 +30,7 @@ def test_a_stale_transition_writes_nothing(customer):
     assert stale.state == JobState.QUEUED
 
 
-# A hang is charged otherwise: see test_usage.
+# Platform faults are free, and a hang is charged otherwise: see test_usage.
 OUTCOMES_OF_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.PLATFORM_ERROR})
 
 
@@ -66,7 +66,8 @@ def test_a_platform_fault_is_retried_free_up_to_a_limit(customer, outcome):
         assert customer.wallet.held_minor == job.order.quote.ceiling_minor
         assert start(job)
         late = customer.backend.describe(attempt.run_name)
-        assert lifecycle.observe(attempt=attempt, status=late).state == JobState.STARTING, "its attempt is over"
+        observed = lifecycle.observe(attempt=attempt, status=late)
+        assert observed.state == JobState.STARTING, "the status of an attempt that is over changes nothing"
         attempt = job.attempts.last()
         assert attempt.number == number + 1
         assert customer.backend.runs[attempt.run_name].spec.restart_count == number
