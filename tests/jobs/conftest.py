@@ -1,4 +1,4 @@
-"""Fixtures of the tests of jobs: messages to workers, and a second customer."""
+"""Fixtures of the tests of jobs: sent tasks, other customers and browsers, and a running notebook."""
 
 from __future__ import annotations
 

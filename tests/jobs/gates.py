@@ -32,6 +32,7 @@ class Gate:
             assert self.changed.wait_for(condition, PATIENCE), self.entered
 
     def until_entered(self, count):
+        """Wait until this many threads have entered; those that were released count too."""
         self.until(lambda: len(self.entered) == count)
 
     def release(self, count=1):

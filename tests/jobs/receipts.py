@@ -8,7 +8,7 @@ def kinds(job):
 
 
 def lines(job):
-    """Return the lines of a job's receipt by rule."""
+    """Return the lines of a job's receipt by rule. Of several lines with one rule, only the last is in it."""
     receipt = Receipt.objects.get(hold__order__job=job)
     return {line["rule"]: line for line in receipt.lines}
 

@@ -80,7 +80,7 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
     wallet = [row for row in rows(texts["ledger.csv"]) if row["account"] == "wallet"]
     posted = billing.wallet(membership.organization).posted_minor
     assert sum(int(row["amount_minor"]) for row in wallet) == posted
-    assert [row["name"] for row in rows(texts["tokens.csv"])] == ["'=cmd()"], "after an apostrophe it is text"
+    assert [row["name"] for row in rows(texts["tokens.csv"])] == ["'=cmd()"], "the apostrophe makes the formula a text"
     assert json.loads(texts["organization.json"])["secrets"] == ["KEY"]
     whole = "".join(texts.values())
     for hidden in (secret, services.token_digest(secret), "hidden-value", "foreign@example.com"):

@@ -33,7 +33,7 @@ def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backen
     offer = quote.json()
     assert set(offer) >= {"id", "currency", "lines", "estimate", "ceiling_minor", "expires_at"}
     assert set(offer["estimate"]) == {"p50_minor", "p90_minor", "basis"}
-    ceiling_minor = 180  # an hour on two nodes at 90 cents an hour
+    ceiling_minor = 180  # an hour on two nodes at 90 cents per node-hour
     assert sum(line["amount_minor"] for line in offer["lines"]) == offer["ceiling_minor"] == ceiling_minor
     assert client.get(f"/api/v1/quotes/{offer['id']}/").json() == offer
 
@@ -62,7 +62,7 @@ def test_a_run_is_bought_followed_and_paid_over_the_api(client, customer, backen
     assert client.get(f"{path}logs/", {"rank": 0, "offset": 6}).json() == {
         "text": "5/10 loss 0.5\n", "offset": 6, "next_offset": 20, "size": 20, "eof": False,
     }  # fmt: skip
-    # [step, value]: a line that names no step counts as one.
+    # Pairs of step and value. Lines without a step are counted, and this is the first.
     assert client.get(f"{path}metrics/").json() == {"metrics": {"loss": [[1, 0.5]]}}
     assert client.get(f"{path}environment/", {"rank": 1}).json()["environment"]["RANK"] == "1"
 

@@ -34,7 +34,7 @@ def folder_of(customer, job):
 
 @pytest.fixture
 def trained(customer):
-    """An ended job with a checkpoint, and a link as some frameworks leave one."""
+    """An ended job with a checkpoint, and a link `latest` to it, as some frameworks create."""
     attempt = customer.started()
     folder = folder_of(customer, attempt.job)
     (folder / "epoch-3").mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_a_copy_keeps_its_nodes_free_and_delays_no_other_job(customer, trained, 
     assert customer.backend.submissions.count(attempt.run_name) == 1
 
 
-def test_a_job_that_is_cancelled_during_the_copy_leaves_none(customer, trained, monkeypatch):
+def test_a_job_that_is_cancelled_during_the_copy_leaves_no_copy(customer, trained, monkeypatch):
     job = customer.job(from_checkpoint=trained.pk)
     assert factories.start(job)
     used = storage.storage_used(customer.organization)
@@ -138,7 +138,7 @@ def test_a_copy_that_fails_ends_the_job_at_no_charge(customer, trained, cause):
     if cause == "deleted":
         customer.backend.delete_shared(f"job-{trained.pk}")
     else:
-        # The copy has four files and folders.
+        # The copy has four files and folders; the quota has room for two.
         customer.quota(max_storage_bytes=storage.storage_used(customer.organization) + 2 * ENTRY_BYTES)
     assert not start(job)
     job.refresh_from_db()
@@ -172,7 +172,7 @@ def test_the_copy_of_a_job_that_never_ran_is_deleted_when_its_retention_is_over(
     customer.backend.available = True
     orders.cancel_job(membership=customer.membership, job=job)
     reconciliation.reconcile_job(job_pk=job.pk)
-    results.count_storage(job.pk)
+    results.count_storage(job.pk)  # creates the allocation, whose deletion is tested below
     assert folder_of(customer, job).exists()
     monkeypatch.setattr(results, "is_expired", lambda expired: expired.pk == job.pk)
     reconciliation._clean_up_runs(attempt.backend)

@@ -68,7 +68,7 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
     fake.available = False
     with pytest.raises(BackendUnavailable, match="away"):
         west.names()
-    assert cache.get("cluster-failures:west") == 1, "the answer ended the row of failures"
+    assert cache.get("cluster-failures:west") == 1, "the answer in between ended the earlier row of failures"
 
 
 def test_a_pause_ends_only_when_the_cluster_answers(fake):

@@ -1,4 +1,4 @@
-"""Closing an organization after its notice: nothing is lost, paid twice or kept, whenever a process is killed.
+"""Closing an organization after its notice period: nothing is lost, paid twice or kept, whenever a process is killed.
 
 `broken(BROKEN_BOOKS)` checks the ledger by SQL. `both_sides_agree` compares it with the payment provider, and
 `provider.held()` is the money that the provider still holds for the console.
@@ -53,8 +53,8 @@ def pay(provider, member, amount_minor=5000, *, card=GOOD):
 
 
 def grant(member, amount_minor=700):
-    lot = CreditGrant(organization=member.organization, amount_minor=amount_minor, reason="test")
-    credit.grant(credit_grant=lot, user=None, account=wallet(member.organization))
+    credit_grant = CreditGrant(organization=member.organization, amount_minor=amount_minor, reason="test")
+    credit.grant(credit_grant=credit_grant, user=None, account=wallet(member.organization))
 
 
 def request(member):
@@ -171,7 +171,7 @@ def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(pr
     pay(provider, member, card=REFUND_FAILS)
     request(member)
     end_notice()
-    for tries in range(1, refunds.MAX_FAILURES + 3):  # two more than are made
+    for tries in range(1, refunds.MAX_FAILURES + 3):  # two rounds after the last try
         closure.complete_due()
         provider.deliver()  # the bank's answer comes later: the money returns to the wallet
         closure.complete_due()  # and is not sent again at once

@@ -1,4 +1,4 @@
-"""Clusters from the settings. Each has its own jobs; one that does not respond delays only these and loses none."""
+"""Clusters from the settings. A cluster that does not respond delays only its own jobs, and loses none of them."""
 
 import dataclasses
 from datetime import timedelta
@@ -183,7 +183,7 @@ def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(custo
     settings.TRAINYARD_CLUSTERS = {"east": None}
     cluster.cache_clear()
     waits = customer.job()
-    NodeSpec.objects.filter(name="nano").update(cluster="west")  # that of the job that waits
+    NodeSpec.objects.filter(name="nano").update(cluster="west")  # the node spec of the job that waits
     reconciliation.reconcile()
     assert states(running, waits) == ["starting", "queued"]
     west = next(row for row in clusters.status_rows() if row.name == "west")
@@ -227,7 +227,7 @@ def test_the_reconciliation_of_each_cluster_is_a_task_of_its_own(monkeypatch, se
     assert sent == [("reconcile", "east"), ("reconcile", "west")]
     tasks.reconcile("west")
     settings.TRAINYARD_CLUSTERS = {"east": None}
-    tasks.reconcile()  # the only cluster needs no other task
+    tasks.reconcile()  # a single cluster is reconciled in this task itself
     assert reconciled == ["west", "east"]
 
 

@@ -20,7 +20,7 @@ def figures(quote):
 
 
 def test_an_alternative_has_the_price_that_a_quote_for_it_has(customer):
-    for limits in ({"max_seconds": ""}, {"ceiling_minor": 500}, {"product": "fixed"}):  # without a time limit, first
+    for limits in ({"max_seconds": ""}, {"ceiling_minor": 500}, {"product": "fixed"}):  # the first has no time limit
         quote = customer.quote(**limits)
         before = Quote.objects.count()
         compared = comparison.compare(quote)
@@ -92,7 +92,7 @@ def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer):
 
 
 def machines(*free):
-    """Return machines of four cores, with as many free cores each."""
+    """Return machines of four cores. Each number says how many cores of a machine are free."""
     return Capacity(tuple(NodeCapacity(str(each), Resources(4, 4096), Resources(each, 1024 * each)) for each in free))
 
 

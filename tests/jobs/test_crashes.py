@@ -21,6 +21,7 @@ def reconcile_twice():
 
 
 def finish(customer, name, *, began):
+    """Let the run start at `began` and complete after 400 s, and let its job follow."""
     customer.backend.start(name, at=began)
     reconciliation.reconcile()
     customer.backend.end(name, Outcome.COMPLETED, at=began + 400)
@@ -35,7 +36,7 @@ def ended(customer, outcome, **form):
     return attempt
 
 
-def assert_charged_once(customer, job, *, minor=20):  # 400 s on two nodes at 90 cents an hour
+def assert_charged_once(customer, job, *, minor=20):  # 400 s on two nodes at 90 cents per node-hour
     job.refresh_from_db()
     assert job.state == JobState.SUCCEEDED
     assert Attempt.objects.filter(job=job, reason="completed").count() == 1

@@ -21,7 +21,7 @@ def reloaded(job):
     return Job.objects.get(pk=job.pk)
 
 
-def metrics_file(customer, attempt, records):
+def report_metrics(customer, attempt, records):
     """Let the run append records to its metrics file, and read them."""
     folder = customer.backend.run_folder(attempt.run_name) / "run"
     with (folder / "metrics.jsonl").open("a") as file:
@@ -37,11 +37,11 @@ def test_a_script_that_restarts_its_step_count_shows_every_point_in_order_with_i
         for epoch in range(1, EPOCHS + 1)
         for step in range(STEPS)
     ]
-    metrics_file(customer, attempt, records[:70])  # ends within the third epoch
+    report_metrics(customer, attempt, records[:70])  # ends within the third epoch
     client.force_login(customer.membership.user)
     address = reverse("api_job_curves", args=[attempt.job_id])
     first = client.get(address).json()
-    metrics_file(customer, attempt, records[70:])
+    report_metrics(customer, attempt, records[70:])
     rest = client.get(address, {"after": first["last"]}).json()
     (before,), (after,) = first["curves"], rest["curves"]
     curve = {name: before[name] + after[name] for name in before if isinstance(before[name], list)}
@@ -63,8 +63,8 @@ def test_a_script_that_restarts_its_step_count_shows_every_point_in_order_with_i
 def test_a_reported_time_outside_of_the_run_counts_at_its_edge_and_a_fault_costs_nothing(customer):
     began = time.time() - 1000
     attempt = customer.started(at=began)
-    # A record without a time gets that at which it is read, here after the end of the run.
-    metrics_file(customer, attempt, [{"loss": 1, "time": began - 500}, {"loss": 1, "time": began + 100}, {"loss": 2}])
+    # A record without a time gets the time at which it is read, here after the end of the run.
+    report_metrics(customer, attempt, [{"loss": 1, "time": began - 500}, {"loss": 1, "time": began + 100}, {"loss": 2}])
     assert curves.curves(reloaded(attempt.job)).curves[0].cost_minor[1] > 0
     customer.end(attempt, Outcome.NODE_LOST, at=began + 200)
     (curve,) = curves.curves(reloaded(attempt.job)).curves
@@ -86,7 +86,7 @@ def test_a_curve_with_too_many_points_to_store_is_thinned_over_its_whole_length(
     monkeypatch.setattr(telemetry, "MAX_POINTS", 100)
     attempt = customer.started()
     for begun in range(0, 500, 25):
-        metrics_file(customer, attempt, [{"loss": step, "step": step} for step in range(begun, begun + 25)])
+        report_metrics(customer, attempt, [{"loss": step, "step": step} for step in range(begun, begun + 25)])
     found = curves.curves(reloaded(attempt.job))
     steps = found.curves[0].step
     assert found.kept_every == 8  # of 500 points, every fourth would still be more than 100
@@ -103,8 +103,8 @@ def test_lines_of_one_read_get_different_times(customer):
 
 
 def test_the_name_of_a_curve_says_which_values_are_better():
-    names = {"test_accuracy": "higher", "train/loss": "lower", "lr": "", "accuracy_loss": "lower"}
-    assert {name: curves.better(name) for name in names} == names
+    better = {"test_accuracy": "higher", "train/loss": "lower", "lr": "", "accuracy_loss": "lower"}
+    assert {name: curves.better(name) for name in better} == better
 
 
 def test_curves_of_test_and_validation_data_are_offered_first(customer):
@@ -149,7 +149,7 @@ def ran(customer, seconds, values, **changes):
     began = time.time() - 2000
     attempt = customer.started(at=began, **changes)
     records = [{"accuracy": value, "time": began + 10 * (place + 1)} for place, value in enumerate(values)]
-    metrics_file(customer, attempt, records)
+    report_metrics(customer, attempt, records)
     return customer.end(attempt, Outcome.COMPLETED, at=began + seconds)
 
 

@@ -65,7 +65,7 @@ def test_refused_sources_publish_nothing(customer, dataset):
     (customer.folder / "link").symlink_to("/etc")
     (customer.folder / "empty").mkdir()
     customer.write("data/a", "x" * 10_000)
-    # The file and its folder count 4096 bytes each besides the content.
+    # Room for the content of "data/a", but not for the 4096 bytes that the file and its folder count each besides.
     customer.quota(max_storage_bytes=selectors.storage_used(customer.organization) + 12_000)
     for path, error in (
         ("missing", InvalidInput), ("../x", InvalidInput), ("link", InvalidInput), ("link/passwd", InvalidInput),

@@ -133,7 +133,7 @@ def test_two_workers_announce_once(customer):
 
 
 def test_an_index_finds_the_jobs_with_a_tag(db):
-    # Without these settings, the planner scans so small a table. A GIN index is read by a third kind, the bitmap scan.
+    # Without these settings, the planner scans so small a table. Only a bitmap scan can read a GIN index.
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_indexscan = off")
         assert "jobs_by_tag" in Job.objects.filter(tags__contains=["mnist"]).explain()

@@ -195,7 +195,8 @@ for name in sorted(os.listdir(folder)):
     sys.exit(0)
 """
 """Runs the script of each folder in a fork, so that Python starts once, and PyTorch is imported once. A script that
-raises an exception ends at once: Python would clean PyTorch up for most of a second."""
+raises an exception ends at once: Python would clean PyTorch up for most of a second. A KeyboardInterrupt is left to
+Python, which then ends by SIGINT."""
 
 
 def family(name):

@@ -45,7 +45,7 @@ def test_the_spec_has_what_was_bought(customer, backend):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("sent_tasks")
 def test_capacity_taken_before_the_submission_requeues_the_job(customer, backend, monkeypatch):
-    monkeypatch.setattr(backend, "parallel_submissions", 4)  # `test_checkpoints` has the same for one at a time
+    monkeypatch.setattr(backend, "parallel_submissions", 4)  # `test_checkpoints` submits one at a time
     job = customer.job()
     backend.refuses[f"job-{job.pk}-1"] = NoCapacity("taken")
     dispatch.dispatch_queue()
@@ -86,7 +86,7 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_job_free_if_it_pers
     dispatch.dispatch_queue()
     assert states(broken, fine) == ["starting", "starting"]
     assert "could not be started" in caplog.text
-    for _attempt in range(3):  # a job that platform faults end has up to three
+    for _attempt in range(3):  # platform faults end a job with its third attempt
         Attempt.objects.filter(job=broken, finished_at=None).update(
             claimed_at=timezone.now() - dispatch.SUBMIT_RETRY_PERIOD * 2
         )
@@ -171,7 +171,7 @@ def test_an_error_with_one_job_stops_neither_its_settlement_nor_the_reconciliati
 def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
     attempts = [customer.started(nodes=1), customer.started(nodes=1)]
     spec = backend.runs[attempts[0].run_name].spec
-    for name in ("job-999999-1", "bench-1"):  # of a job that does not exist, and not of this console
+    for name in ("job-999999-1", "bench-1"):  # of a job that does not exist; not of this console
         backend.submit(spec.__class__(**{**vars(spec), "name": name, "checkpoint_key": ""}))
     # A live run is stopped however long ago its attempt ended.
     for attempt, age in zip(attempts, (timedelta(0), timedelta(days=90)), strict=True):
@@ -179,7 +179,7 @@ def test_a_run_that_outlived_its_attempt_is_stopped(customer, backend):
         Attempt.objects.filter(pk=attempt.pk).update(finished_at=finished_at, reason=EndReason.NODE_LOST)
     reconciliation.reconcile()
     assert {backend.describe(attempt.run_name).phase for attempt in attempts} == {RunPhase.STOPPING}
-    # The run without a job is deleted, that of somebody else is left alone.
+    # The run "job-999999-1" is deleted, and "bench-1", which somebody else started, is left alone.
     assert backend.names() == sorted(["bench-1", *(attempt.run_name for attempt in attempts)])
 
 

@@ -117,7 +117,7 @@ def test_a_secret_that_no_key_decrypts_ends_the_run_free(customer, settings):
 
 
 def test_dollar_signs_of_older_orders_keep_their_meaning(customer):
-    """The version before stored arguments without a mark, and passed them unchanged."""
+    """An earlier version of Trainyard stored arguments without `expands_arguments`, and passed them unchanged."""
     quote = customer.quote(arguments="--path $$HOME a$")
     quote.purchase = {**quote.purchase, "arguments": ["--path", "$HOME", "a$"]}
     for name in (EXPANDS_ARGUMENTS, "environment", "secrets"):
@@ -126,7 +126,7 @@ def test_dollar_signs_of_older_orders_keep_their_meaning(customer):
     job = orders.place_order(membership=customer.membership, quote=quote).job
     escaped = (["--path", "$$HOME", "a$$"], True)  # the same arguments as they are written now
     assert (job.arguments, job.expands_arguments) == escaped
-    # A job that the version before created:
+    # A job that the earlier version created:
     Job.objects.filter(pk=job.pk).update(expands_arguments=False, arguments=quote.purchase["arguments"])
     job.refresh_from_db()
     start(job)

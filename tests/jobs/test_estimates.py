@@ -25,29 +25,35 @@ NEAREST = runs(100, has_same_data=True, has_same_batch=True)
 OTHER_BATCH = runs(200, has_same_data=True, has_same_batch=False)
 OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
 ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
-# The margins of `jobs.estimates`, written out so that a test fails if one changes by mistake.
-FEW, OTHER_BATCH_SIZE, OTHER_DATASET = 1.2, 1.2, 1.5
-SCALED, UNMEASURED = 1.2, 1.5
+# As in `jobs.estimates`, but written out, so that a test fails if one changes there by mistake.
+FEW_RUNS_SPREAD, OTHER_BATCH_SPREAD, OTHER_DATA_SPREAD = 1.2, 1.2, 1.5
+SCALED_SPREAD, UNMEASURED_SPREAD = 1.2, 1.5
 # Earlier runs, nodes and epochs of the next run, and its p50 and p90. If it was not measured, twice the nodes are
 # assumed to be 2 ** 0.8 times as fast. The 90th percentile of 100, 200 and 300 s is 280 s, and twice the epochs take
 # 560 s.
 LEARNED = {
     "the median time of an epoch counts": (runs(100, 200, 300), 2, 20, 400, 560),
-    "one run leaves a margin": (runs(100), 2, 10, 100, 100 * FEW),
+    "one run leaves a margin": (runs(100), 2, 10, 100, 100 * FEW_RUNS_SPREAD),
     "many equal runs leave none": (runs(100, 100, 100, 100, 100), 2, 10, 100, 100),
     "start-up time is separated from the time of the epochs": (LENGTHS, 2, 100, 530, None),
     "one outlier changes little": ([*LENGTHS, EarlierRun(2, 10, 4000)], 2, 100, pytest.approx(530, rel=0.1), None),
-    "runs on as many nodes count alone": ([*runs(100), *runs(9999, nodes=1)], 2, 10, 100, 100 * FEW),
-    "other node counts are scaled by their efficiency": (ONE_AND_TWO, 4, 10, 62.5, 62.5 * SCALED * FEW),
+    "runs on as many nodes count alone": ([*runs(100), *runs(9999, nodes=1)], 2, 10, 100, 100 * FEW_RUNS_SPREAD),
+    "other node counts are scaled by their efficiency": (
+        ONE_AND_TWO, 4, 10, 62.5, 62.5 * SCALED_SPREAD * FEW_RUNS_SPREAD,
+    ),
     "fewer nodes are slower by the measured efficiency": ([*runs(100, nodes=4), *runs(50, nodes=8)], 1, 10, 400, None),
-    "one node count shows no efficiency": (runs(100, nodes=1), 2, 10, 100 / 2**0.8, 100 / 2**0.8 * UNMEASURED * FEW),
+    "one node count shows no efficiency": (
+        runs(100, nodes=1), 2, 10, 100 / 2**0.8, 100 / 2**0.8 * UNMEASURED_SPREAD * FEW_RUNS_SPREAD,
+    ),
     # Efficiency is limited: twice the nodes take at most twice and at least half the time.
     "more nodes may be slower": ([*runs(100, nodes=1), *runs(400, nodes=2)], 4, 10, 800, None),
     "no code gains more than its nodes": ([*runs(100, nodes=1), *runs(10, nodes=2)], 4, 10, 5, None),
     "the same data and batch size come first": ([*NEAREST, *OTHER_BATCH, *OTHER_DATA], 2, 10, 100, None),
-    "runs on the same data come second": ([*OTHER_BATCH, *OTHER_DATA], 2, 10, 200, 200 * OTHER_BATCH_SIZE * FEW),
-    "without these, all runs count": (OTHER_DATA, 2, 10, 300, 300 * OTHER_DATASET * FEW),
-}
+    "runs on the same data come second": (
+        [*OTHER_BATCH, *OTHER_DATA], 2, 10, 200, 200 * OTHER_BATCH_SPREAD * FEW_RUNS_SPREAD,
+    ),
+    "without these, all runs count": (OTHER_DATA, 2, 10, 300, 300 * OTHER_DATA_SPREAD * FEW_RUNS_SPREAD),
+}  # fmt: skip
 
 
 def test_earlier_runs_estimate_the_next():
@@ -73,7 +79,7 @@ def estimate(customer, **changes):
 
 
 def completed(customer, seconds, *, reasons=(EndReason.COMPLETED,), spans=1, **changes):
-    """A job whose last attempt took `seconds`. Several `spans`: it lost nodes, and a span ended at each loss."""
+    """A job whose last attempt took `seconds`. `spans` above 1: the attempt lost nodes."""
     job = customer.job(**changes)
     now = timezone.now()
     times = {"started_at": now - timedelta(seconds=seconds), "finished_at": now}
@@ -122,7 +128,7 @@ def test_runs_on_the_same_data_and_batch_size_come_first(customer):
     dataset = DatasetFactory(organization=customer.organization, name="digits")
     DatasetVersionFactory(dataset=dataset)
     completed(customer, 500, datasets=["digits"])
-    for p90 in (500 * FEW, 500 * FEW * OTHER_DATASET):
+    for p90 in (500 * FEW_RUNS_SPREAD, 500 * FEW_RUNS_SPREAD * OTHER_DATA_SPREAD):
         result = estimate(customer, datasets=["digits"])
         assert (result.p50_seconds, result.p90_seconds) == (pytest.approx(500), pytest.approx(p90))
         DatasetVersionFactory(dataset=dataset)  # the next estimate is for a later version than the run read
@@ -130,7 +136,7 @@ def test_runs_on_the_same_data_and_batch_size_come_first(customer):
     completed(customer, 100)
     assert estimate(customer).p50_seconds == pytest.approx(100)
     result = estimate(customer, batch_size=16)  # of 100 and 400 s, the median and the 90th percentile
-    assert (result.p50_seconds, result.p90_seconds) == (pytest.approx(250), pytest.approx(370 * OTHER_BATCH_SIZE))
+    assert (result.p50_seconds, result.p90_seconds) == (pytest.approx(250), pytest.approx(370 * OTHER_BATCH_SPREAD))
 
 
 def estimated(customer, *, seconds=60, epoch=3, **changes):

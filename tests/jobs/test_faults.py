@@ -83,7 +83,7 @@ def ended(backend, job, seconds=60):
         job.refresh_from_db()
         if job.is_ended:
             return job
-    raise AssertionError(f"not in {seconds} s: {job.state} {job.waiting_code}")
+    raise AssertionError(f"the job has not ended in {seconds} s: {job.state} {job.waiting_code}")
 
 
 def assert_charged_once(customer, job):

@@ -63,7 +63,7 @@ def items(job):
 
 
 def second_organization(customer):
-    """Return a customer of another organization that is the same person."""
+    """Return the same person as a customer of another organization."""
     second = Customer(customer.backend)
     second.membership.user = customer.membership.user
     second.membership.save()
@@ -226,7 +226,7 @@ def test_free_estimates_a_day_are_limited_per_organization_and_per_person(custom
     assert not free_estimates.is_worthwhile(quote), "earlier runs are more accurate"
 
 
-def test_a_policy_may_ask_for_a_first_payment_or_allow_none(customer):
+def test_a_policy_may_ask_for_a_first_payment_or_allow_no_free_estimates(customer):
     BillingPolicy.objects.create(probes_need_payment=True)
     assert not free_estimates.is_worthwhile(customer.quote())
     with pytest.raises(QuotaExceeded, match="after your first payment"):

@@ -1,4 +1,4 @@
-"""The digest of an own image: looked up for a quote, pinned on its order."""
+"""The digest of a customer's own image: looked up for a quote, and pinned in the order of that quote."""
 
 import pytest
 
@@ -17,7 +17,7 @@ FIRST, SECOND = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
 @pytest.fixture
 def registry(customer, settings, monkeypatch):
-    """A registry with one image, whose digest or error a test sets; `asked` lists the requests."""
+    """A registry with one image. A test sets `answer`: the image's digest, or an error. `asked` lists the requests."""
 
     class Registry:
         answer = FIRST
@@ -72,7 +72,7 @@ def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(cu
 @pytest.mark.usefixtures("registry")
 def test_few_checks_of_an_organization_run_at_once(customer, monkeypatch):
     def ask_again(_reference, _credentials, **_options):
-        """Answer a check during which another one is refused."""
+        """Answer the first check; a second one, made before this answer, is refused."""
         with pytest.raises(InvalidInput) as caught:
             customer.quote(image="own")
         assert "Try again" in str(caught.value.fields["image"])

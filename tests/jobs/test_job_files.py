@@ -1,4 +1,4 @@
-"""The files of a job, which its code wrote: any name, any kind, and changing while they are read."""
+"""The files of a job, which its code wrote: any name, any kind, and links that lead elsewhere."""
 
 import io
 import os
@@ -56,27 +56,27 @@ def job(customer):
     return attempt.job
 
 
-def names(answer):
+def entries(answer):
     assert answer.status_code == 200, answer.content
     return [(each["path"], each["kind"], each["size"]) for each in answer.json()["results"]]
 
 
 def test_the_api_lists_and_serves_the_files_of_a_job(api, customer, job):
     client, address = api(customer.membership), f"/api/v1/jobs/{job.pk}/"
-    tops = client.get(f"{address}files/").json()
-    assert [(each["path"], each["modified_at"] is None) for each in tops["results"]] == [
-        ("outputs", False), ("checkpoints", True), ("logs", False),
+    top_folders = client.get(f"{address}files/").json()
+    assert [(each["path"], each["modified_at"] is None) for each in top_folders["results"]] == [
+        ("outputs", False), ("checkpoints", True), ("logs", False),  # the job wrote no checkpoint
     ]  # fmt: skip
     listed = client.get(f"{address}files/", {"path": "outputs"})
-    assert names(listed) == [("outputs/deep", "folder", 0), ("outputs/report <b>.html", "file", 25)]
+    assert entries(listed) == [("outputs/deep", "folder", 0), ("outputs/report <b>.html", "file", 25)]
     assert listed.json()["next"] is None
-    assert names(client.get(f"{address}files/", {"path": "checkpoints"})) == []
-    assert names(client.get(f"{address}files/", {"path": "logs"})) == [("logs/attempt-1", "folder", 0)]
-    logs = names(client.get(f"{address}files/", {"path": "logs/attempt-1"}))
+    assert entries(client.get(f"{address}files/", {"path": "checkpoints"})) == []
+    assert entries(client.get(f"{address}files/", {"path": "logs"})) == [("logs/attempt-1", "folder", 0)]
+    logs = entries(client.get(f"{address}files/", {"path": "logs/attempt-1"}))
     assert [path for path, _kind, _size in logs] == ["logs/attempt-1/rank-0.log", "logs/attempt-1/stacks-0.txt"]
     first = client.get(f"{address}files/", {"path": "outputs", "limit": 1})
-    assert names(first) == [("outputs/deep", "folder", 0)]
-    assert names(client.get(first.json()["next"])) == [("outputs/report <b>.html", "file", 25)]
+    assert entries(first) == [("outputs/deep", "folder", 0)]
+    assert entries(client.get(first.json()["next"])) == [("outputs/report <b>.html", "file", 25)]
 
     model = client.get(f"{address}files/outputs/deep/model.pt")
     assert (b"".join(model.streaming_content), model["Content-Type"]) == (b"weights", "application/octet-stream")
@@ -122,5 +122,5 @@ def test_a_folder_is_downloaded_as_an_archive(api, customer, job):
     customer.end(job.attempts.get(), Outcome.COMPLETED)
     job.refresh_from_db()
     results.remove(job=job, user=None)
-    assert names(client.get(f"/api/v1/jobs/{job.pk}/files/", {"path": "outputs"})) == []
+    assert entries(client.get(f"/api/v1/jobs/{job.pk}/files/", {"path": "outputs"})) == []
     assert client.get(f"/api/v1/jobs/{job.pk}/files/outputs/deep/model.pt").status_code == 404

@@ -18,7 +18,7 @@ DAY = timedelta(days=1)
 
 @pytest.fixture
 def jobs(customer, other):
-    """Five jobs on five days, oldest first; the third has ended. Another organization has one that matches all."""
+    """Five jobs on five days, oldest first; the third has ended. Another organization has one job."""
     found = [
         customer.job(name="alpha"),
         customer.job(name="Beta run", tags=["x"]),

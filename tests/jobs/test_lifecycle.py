@@ -30,7 +30,7 @@ def test_a_stale_transition_writes_nothing(customer):
     assert stale.state == JobState.QUEUED
 
 
-# A hang is charged otherwise: see test_usage.
+# Platform faults are free, and a hang is charged otherwise: see test_usage.
 OUTCOMES_OF_CODE = sorted(set(Outcome) - {Outcome.HUNG, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.PLATFORM_ERROR})
 
 
@@ -44,7 +44,7 @@ def test_an_outcome_of_the_code_ends_the_job_and_is_charged(customer):
         assert (job.state, job.reason) == (END_STATE[reason], reason)
         times = [job.started_at.timestamp(), job.finished_at.timestamp()]
         assert times == pytest.approx([began, began + 100], abs=0.01), "times are by the cluster's clock"
-        # 2 nodes of nano at 90 cents an hour for 100 seconds are exactly 5 cents, which is also the minimum charge.
+        # 100 s on two nodes at 90 cents per node-hour are exactly 5 cents, which is also the minimum charge.
         assert lines(job)["time_used"]["amount_minor"] == job.order.hold.metered_minor == 5
         assert (customer.wallet.posted_minor, customer.wallet.held_minor) == (100_000 - 5 * number, 0)
         assert reason in BILLED
@@ -66,7 +66,8 @@ def test_a_platform_fault_is_retried_free_up_to_a_limit(customer, outcome):
         assert customer.wallet.held_minor == job.order.quote.ceiling_minor
         assert start(job)
         late = customer.backend.describe(attempt.run_name)
-        assert lifecycle.observe(attempt=attempt, status=late).state == JobState.STARTING, "its attempt is over"
+        observed = lifecycle.observe(attempt=attempt, status=late)
+        assert observed.state == JobState.STARTING, "the status of an attempt that is over changes nothing"
         attempt = job.attempts.last()
         assert attempt.number == number + 1
         assert customer.backend.runs[attempt.run_name].spec.restart_count == number
@@ -87,7 +88,7 @@ def test_the_meter_shows_the_cost_so_far_and_never_more_than_the_ceiling(custome
     attempt = customer.started(at=time.time() - 1800)
     hold = attempt.job.order.hold
     hold.refresh_from_db()
-    assert hold.metered_minor == pytest.approx(90, abs=1)  # half an hour on two nodes at 90 cents an hour
+    assert hold.metered_minor == pytest.approx(90, abs=1)  # half an hour on two nodes at 90 cents per node-hour
     # As if the cluster reported that the run started eleven days ago:
     early = dataclasses.replace(customer.backend.describe(attempt.run_name), started_at=time.time() - 10**6, spans=())
     lifecycle.observe(attempt=attempt, status=early)

@@ -1,4 +1,7 @@
-"""Locks: one reconciliation and one dispatcher per cluster over all processes. Each thread here has its connection."""
+"""Locks: one reconciliation and one dispatcher per cluster over all processes.
+
+A connection to the database holds a lock. Each thread here has a connection of its own, as another process would.
+"""
 
 import threading
 
@@ -22,7 +25,7 @@ def test_each_cluster_is_reconciled_by_one_process_at_a_time_independently_of_ot
     for lock in (locks.reconciliation_lock, locks.dispatch_lock):
         with lock("west") as is_ours:
             assert is_ours
-            assert together(lambda lock=lock: is_free("east", lock)) == [True]  # on a thread of its own
+            assert together(lambda lock=lock: is_free("east", lock)) == [True]  # `together` calls on another thread
     with locks.reconciliation_lock("west"):
         assert together(lambda: is_free("west")) == [False]
     assert is_free("west")

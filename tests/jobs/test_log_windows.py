@@ -1,4 +1,4 @@
-"""Windows of logs of any size, and the search in them."""
+"""Windows of logs of any size, and the search in logs."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_times_are_returned_if_asked_for(api, customer, backend, monkeypatch):
     get = api(customer.membership).get
     path = f"/api/v1/jobs/{attempt.job_id}/logs/"
     assert "times" not in get(path).json()
-    # From which line on, and the time. The second line began with the first write.
+    # Pairs: the line from which on a time applies, and this time. The second line began with the first write.
     assert get(path, {"timestamps": 1}).json()["times"] == [[0, first], [2, first + 9]]
     assert get(path, {"timestamps": "true", "offset": 6}).json()["times"] == [[0, first], [1, first + 9]]
     assert get(f"/api/v1/jobs/{customer.job().pk}/logs/", {"timestamps": 1}).json()["times"] == []
@@ -89,6 +89,6 @@ def test_a_search_finds_a_text_that_two_pieces_share_and_takes_no_patterns(custo
     backend.write(attempt.run_name, "ü" * 30 + "needle" + "x" * 300 + "\nTraceback (most recent call last):\n")
     assert selectors.search_log(attempt.job, rank=0, query="NEEDLE").offset == 60  # "ü" has two bytes
     assert selectors.search_log(attempt.job, 0, "").offset == 367  # the line of the traceback
-    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)  # at the end
+    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)  # of 402 bytes
     with pytest.raises(NotFound):
         selectors.search_log(attempt.job, 9, "x")

@@ -7,6 +7,7 @@ from jobs import messages
 from jobs.states import ENDED, EndReason, JobState
 from runtime.specs import FailureCode, WaitingCode
 
+# No sentence shows the stored message, which is in English.
 LOST = {"message": "stored", "code": "node_lost", "data": {}, "node": 1, "rank": None, "exit_code": None, "signal": ""}
 WAITS = ["", "capacity", "too_large", "reserved", "quota", "backend_unavailable", "retry", "backoff", "something new"]
 WAIT_DATA = {"free": 3, "running": 2, "most": 4, "since": "x", "reason": "node_lost"}
@@ -37,7 +38,7 @@ def test_everything_has_a_complete_sentence_in_every_language(language):
         starting += [messages.starting_sentence(code, {}) for code in STARTING]
     assert [text for text in sentences if not text.endswith((".", "。"))] == []
     assert [text for text in sentences + starting if "%(" in text or "stored" in text] == []
-    # Each Chinese sentence has Chinese characters.
+    # Each Chinese sentence about a start has Chinese characters.
     assert language == "en" or all(any("一" <= letter <= "鿿" for letter in text) for text in starting)
 
 
@@ -83,7 +84,7 @@ RAISED = {"exception": "RuntimeError", "message": "a wrong shape", "file": "trai
 HUNG = {"seconds": 61.5, "rank": 1, "where": "train.py, line 8, step"}
 
 
-# Whole sentences, which end with a full stop, and parts of sentences.
+# Failures, and the whole sentence of each or, without a full stop, a part of it.
 FAILURES = [
     ({"code": None, "rank": 0, "exit_code": 3}, "Rank 0 on node 1 exited with code 3."),
     ({"code": "rank_exited", "rank": 3, "signal": "SIGSEGV"}, "Rank 3 on node 1 was killed by SIGSEGV."),
@@ -110,7 +111,7 @@ def test_failures_name_rank_code_signal_and_limits():
     for failure, sentence in FAILURES:
         text = messages.failure_sentence(LOST | failure)
         assert text == sentence if sentence.endswith(".") else sentence in text
-    # The ends of a process have no other sentence if its rank is unknown.
+    # Without a rank, these three codes say only that the platform failed. All others have a sentence of their own.
     for code in set(FailureCode) - {"rank_exited", "rank_killed", "platform_error"}:
         text = messages.failure_sentence({"code": code, "data": {}, "node": 1, "rank": None})
         assert text != "The platform failed during the run.", code

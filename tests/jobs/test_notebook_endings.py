@@ -51,7 +51,7 @@ def test_a_time_limit_is_announced_once_ten_minutes_before(customer, notebook):
     assert (data["job"], data["deadline_seconds"], data["is_extensible"]) == (notebook.job_id, 2 * HOUR, True)
     assert data["ends_at"] == before_end(notebook, seconds=0).isoformat()
     short = Attempt.objects.get(pk=sell_notebook(customer, max_seconds=1200).pk)
-    for seconds, announced in ((899, 0), (900, 1)):  # a short one is announced in its last quarter
+    for seconds, announced in ((899, 0), (900, 1)):  # a notebook of 20 minutes is announced in its last quarter
         assert notebook_endings.announce(short.started_at + timedelta(seconds=seconds)) == announced
 
 
@@ -64,7 +64,7 @@ def test_several_processes_announce_it_once_and_one_that_is_killed_does_not_prev
     assert step > 1
     assert sum(together(*[lambda: notebook_endings.announce(at)] * 3)) == 0
     assert Notification.objects.filter(kind="notebook.ending").count() == 1
-    Notification.objects.filter(kind="notebook.ending").delete()  # as if nobody had announced it
+    Notification.objects.filter(kind="notebook.ending").delete()  # as if no process had announced it
     assert sum(together(*[lambda: notebook_endings.announce(at)] * 3)) == 1
 
 
@@ -79,7 +79,7 @@ def test_an_extended_notebook_is_announced_again_before_its_new_limit(customer, 
 
 
 @pytest.mark.parametrize("extends_runs", [True, False])
-def test_the_mail_goes_to_who_ordered_it_and_says_how_to_continue(
+def test_the_mail_goes_to_the_member_who_ordered_the_notebook_and_says_how_to_continue(
     client, customer, notebook, monkeypatch, extends_runs
 ):
     monkeypatch.setattr(type(customer.backend), "extends_runs", extends_runs)

@@ -35,7 +35,7 @@ def buy(customer, quote, key="") -> Job:
 
 
 def run_deadline(customer, attempt) -> int:
-    """Return the deadline that the cluster has, after a reconciliation that may tell it a later one."""
+    """Reconcile, which tells the cluster a later deadline if one was sold; return the run's deadline on the cluster."""
     reconciliation.reconcile_job(job_pk=attempt.job_id)
     return customer.backend.runs[attempt.run_name].spec.deadline_seconds
 

@@ -54,7 +54,7 @@ def test_a_repeated_key_or_quote_returns_the_same_order(customer, other):
     assert place(other, other.quote(), "key").organization == other.organization
     keyless = customer.quote()
     assert place(customer, keyless) == place(customer, keyless)
-    assert Order.objects.count() == Job.objects.count() == Hold.objects.count() == 3  # one of them is the other's
+    assert Order.objects.count() == Job.objects.count() == Hold.objects.count() == 3  # one by the other customer
     Quote.objects.update(expires_at=timezone.now())
     activation.deactivate(membership=customer.membership)
     quote.refresh_from_db()
@@ -62,10 +62,10 @@ def test_a_repeated_key_or_quote_returns_the_same_order(customer, other):
 
 
 def test_a_fixed_price_buys_no_week_of_node_time(customer):
-    """One epoch at a fixed price, a week of it: all but the time it includes is paid by the hour."""
+    """An epoch may take a week. The time beyond what its fixed price includes is paid by the hour."""
     week = {"product": "fixed", "node_spec": "medium", "nodes": 1, "epochs": 1, "max_seconds": 604_800}
     quote = customer.quote(**week)
-    assert quote.terms["included_seconds"] == 60  # the epoch's 20 s by the reference, with the factors 1.5 and 2
+    assert quote.terms["included_seconds"] == 60  # the reference of 20 s, times the spread 1.5 and the headroom 2
     # 300 cents an hour for the week less its included minute, and 2 cents for the epoch.
     assert quote.ceiling_minor == round(604_740 * 300 / 3600) + 2
     for seconds in (300, 1500, 9000):  # however slow the epoch is, its time is charged
@@ -99,7 +99,7 @@ def test_without_the_service_there_is_no_quote_and_no_order(customer):
         ("datasets", lambda customer: retention.delete_dataset(dataset=customer.organization.datasets.get())),
     ],
 )
-def test_a_choice_deleted_since_the_quote_buys_nothing(customer, field, change):
+def test_a_choice_that_became_invalid_after_the_quote_buys_nothing(customer, field, change):
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
     quote = customer.quote(datasets=["digits"])
     change(customer)

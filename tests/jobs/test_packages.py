@@ -201,7 +201,7 @@ def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend,
     assert (on_disk.packages / "einops.py").is_file()
     assert packages.folder_of(Job.objects.get(pk=job.pk)) == str(on_disk.packages)
 
-    # Packages of a hostile script: a link in place of a folder is not followed, and costs nothing.
+    # A hostile package's script puts a link in place of the run's folder. It is not followed, and the job is free.
     customer.write("requirements.txt", "hostile\n")
     second = customer.job(requirements="requirements.txt")
     packages.advance()

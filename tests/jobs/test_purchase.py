@@ -17,7 +17,7 @@ from tests.factories.jobs import make_medium_too_large, start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
 
 
-def faults(customer, **changes):
+def refusals(customer, **changes):
     """Return the messages of an invalid purchase by field."""
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data=customer.form(**changes))
@@ -25,6 +25,7 @@ def faults(customer, **changes):
 
 
 def read(customer, **changes):
+    """Return the valid purchase."""
     return parse(organization=customer.organization, data=customer.form(**changes))
 
 
@@ -61,7 +62,7 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
     DatasetFactory(organization=customer.organization, name="empty")
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="full"))
     for field, value in [(name, value) for name, values in INVALID.items() for value in values]:
-        errors = faults(customer, **{field: value})
+        errors = refusals(customer, **{field: value})
         assert list(errors) == [field], value
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
@@ -69,15 +70,15 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
     # Fields that are left unchecked when a field on which they depend is invalid.
     dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
     wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}
-    assert set(faults(customer, **wrong)) == set(wrong)
+    assert set(refusals(customer, **wrong)) == set(wrong)
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data={})
     required = {"product", "framework", "image", "workspace", "code_path", "nodes", "lr", "epochs"}
     assert required <= set(caught.value.fields)
-    assert "tensorflow" in faults(customer, framework="tensorflow")["image"]
+    assert "tensorflow" in refusals(customer, framework="tensorflow")["image"]
     Product.objects.filter(name="metered").update(is_active=False)
     NodeSpec.objects.filter(name="nano").update(is_active=False)
-    assert set(faults(customer)) == {"product", "node_spec"}
+    assert set(refusals(customer)) == {"product", "node_spec"}
 
 
 def test_values_are_read_as_forms_and_json_send_them(customer):
@@ -106,7 +107,7 @@ def test_a_version_of_a_dataset_can_be_chosen(customer):
     newest = DatasetVersionFactory(dataset=dataset, number=4)
     stored = purchase.to_json()
     assert (stored["datasets"], stored["resolved_datasets"]) == (["digits@2"], ["digits@2"])
-    # An order uses the versions of its quote; a rerun uses the latest of what was not chosen.
+    # An order uses the versions of its quote. A rerun uses the latest version of a dataset if none was chosen.
     assert parse(organization=customer.organization, data=plain.to_json(), keeps_versions=True) == plain
     for keeps_versions, data, version in (
         (True, plain, latest), (False, plain, newest), (True, purchase, second), (False, purchase, second),
@@ -115,21 +116,21 @@ def test_a_version_of_a_dataset_can_be_chosen(customer):
         assert again.dataset_versions == (version,)
     retention.delete_version(version=second)
     for wrong in ("digits@2", "digits@9"):
-        assert "4, 3, 1" in faults(customer, datasets=[wrong])["datasets"]
+        assert "4, 3, 1" in refusals(customer, datasets=[wrong])["datasets"]
     for wrong in ("digits@", "digits@x", "digits@0", "digits@-1", "digits@1@2", "digits@" + "9" * 5000, "digits@²"):
-        assert set(faults(customer, datasets=[wrong])) == {"datasets"}
-    assert set(faults(customer, datasets=["digits@1", "digits"])) == {"datasets"}
+        assert set(refusals(customer, datasets=[wrong])) == {"datasets"}
+    assert set(refusals(customer, datasets=["digits@1", "digits"])) == {"datasets"}
 
 
 def test_objects_of_another_organization_do_not_exist(customer, other):
     ImageFactory(organization=other.organization, name="theirs", reference="r.example/x")
     WorkspaceFactory(organization=other.organization, name="theirs")
     foreign = DatasetVersionFactory(dataset=DatasetFactory(organization=other.organization, name="theirs"))
-    errors = faults(customer, image="theirs", workspace="theirs", datasets=["theirs"])
+    errors = refusals(customer, image="theirs", workspace="theirs", datasets=["theirs"])
     assert set(errors) == {"image", "workspace", "datasets"}
     assert set(errors.values()) == {"This object does not exist in your organization."}
     own = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
-    for pinned in (5, {"a": 1}, [foreign.pk], "x"):  # only a stored quote has this field
+    for pinned in (5, {"a": 1}, [foreign.pk], "x"):  # ignored: only a stored quote has this field
         assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
     data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
     with pytest.raises(InvalidInput):
@@ -138,13 +139,13 @@ def test_objects_of_another_organization_do_not_exist(customer, other):
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):
     # The fake cluster has 8 cores, and a node of medium takes 2.
-    too_many = faults(customer, nodes=5, node_spec="medium")["nodes"]
+    too_many = refusals(customer, nodes=5, node_spec="medium")["nodes"]
     assert "do not fit in this cluster. It has capacity for at most 4" in too_many
     customer.quota(max_running_nodes=3)
-    assert "can run at most 3 nodes" in faults(customer, nodes=4)["nodes"]
+    assert "can run at most 3 nodes" in refusals(customer, nodes=4)["nodes"]
     make_medium_too_large()
-    customer.quota(max_running_nodes=8)  # so that the quota is not the fault
-    error = faults(customer, nodes=1, node_spec="medium")["nodes"]
+    customer.quota(max_running_nodes=8)  # so that the quota is not the reason
+    error = refusals(customer, nodes=1, node_spec="medium")["nodes"]
     assert error == "No machine in this cluster is large enough for a node of medium. Choose another node spec."
 
 
@@ -157,7 +158,7 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
     closed = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
     with monkeypatch.context() as patch:
         patch.setattr(backend, "capacity", lambda: Capacity((closed,), placed_kinds=frozenset({"nano"})))
-        assert "is large enough for a node of nano" in faults(customer, node_spec="nano")["nodes"]
+        assert "is large enough for a node of nano" in refusals(customer, node_spec="nano")["nodes"]
         assert read(customer, node_spec="small").nodes == 2
         patch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
         assert read(customer, nodes=5, node_spec="medium").nodes == 5
@@ -167,12 +168,12 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
 
 def test_a_gpu_spec_has_one_process_for_each_gpu_and_refuses_images_that_would_leave_them_idle(customer, backend):
     NodeSpec.objects.filter(name="nano").update(gpus=2, gpu_type="H200", cpus=1)
-    assert "image" not in faults(customer, nodes=0)  # the only fault is the number of nodes
+    assert "image" not in refusals(customer, nodes=0)  # `nodes` is invalid, so that there are messages to read
     backend.images_for_cpus.add("pytorch")
-    assert "cannot use GPUs" in faults(customer, nodes=0)["image"]
+    assert "cannot use GPUs" in refusals(customer, nodes=0)["image"]
     backend.available = False  # so that nothing is refused because of the image or of missing GPUs
     assert read(customer, workers_per_node=None).workers_per_node == 2
-    assert "1 to 2" in faults(customer, workers_per_node=3)["workers_per_node"]
+    assert "1 to 2" in refusals(customer, workers_per_node=3)["workers_per_node"]
 
 
 # --- Fault tolerance -------------------------------------------------------------------------------------------------
@@ -214,20 +215,20 @@ def test_by_default_there_is_no_fault_tolerance_and_a_back_off_belongs_to_retrie
     assert bought(customer, retries=1).retry_backoff_seconds == DEFAULT_BACKOFF_SECONDS
     assert bought(customer, retries=1, retry_backoff_seconds=0).retry_backoff_seconds == 0
     assert bought(customer, retries=0, retry_backoff_seconds=90).retry_backoff_seconds == 0
-    assert list(faults(customer, retries=1, retry_backoff_seconds=99_999)) == ["retry_backoff_seconds"]
+    assert list(refusals(customer, retries=1, retry_backoff_seconds=99_999)) == ["retry_backoff_seconds"]
 
 
 def test_tensorflow_needs_all_its_nodes(customer):
     Image.objects.filter(name="pytorch").update(frameworks=["tensorflow"])
-    assert "fewer nodes" in faults(customer, framework="tensorflow", min_nodes=1)["min_nodes"]
+    assert "fewer nodes" in refusals(customer, framework="tensorflow", min_nodes=1)["min_nodes"]
     assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0, "a minimum of all nodes is no minimum"
 
 
 def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
-    assert "has no MPI" in faults(customer, controller="mpi", **horovod)["controller"]
+    assert "has no MPI" in refusals(customer, controller="mpi", **horovod)["controller"]
     backend.images_with_mpi.add("pytorch")
     assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
-    assert "has no MPI support" in faults(customer, controller="mpi")["controller"], "built-in PyTorch lacks MPI"
+    assert "has no MPI support" in refusals(customer, controller="mpi")["controller"], "built-in PyTorch lacks MPI"
     Image.objects.create(
         organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
     )
@@ -236,7 +237,7 @@ def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
     backend.images_with_mpi.add("")
     assert bought(customer, controller="mpi", image="own").controller is Controller.MPI
     Image.objects.filter(name="own").update(frameworks=["tensorflow"])
-    tensorflow = faults(customer, controller="mpi", image="own", framework="tensorflow")
+    tensorflow = refusals(customer, controller="mpi", image="own", framework="tensorflow")
     assert "does not use MPI" in tensorflow["controller"]
     backend.images_with_mpi.clear()
     backend.available = False  # a cluster that cannot be asked refuses nothing

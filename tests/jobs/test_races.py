@@ -1,4 +1,4 @@
-"""Several processes at once: each change happens once and within its quota, and no deadlock ends one of them."""
+"""Several processes at once: each change happens once and within its quota, and no deadlock ends a process."""
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_the_end_of_a_run_sends_a_dispatch_for_its_cluster(customer, backend, se
     backend.lose(f"job-{second.pk}-1")
     sent_tasks.clear()
     reconciliation.stop(job_pk=second.pk)
-    assert sent_tasks == [("dispatch", "default")], "a cancelled run that vanished"
+    assert sent_tasks == [("dispatch", "default")], "the end of a cancelled run that vanished frees capacity too"
     dispatch.dispatch_queue("default")
     assert states(second, third) == ["cancelled", "starting"]
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.django_db
 
 
 def starts_expected(jobs, quotas, capacity, now):
-    """Apply the documented rules of the queue job by job: (job's id, granted nodes) of those that start."""
+    """Return (id, granted nodes) of the jobs that start, by the documented rules of the queue, job by job."""
+    # `reserved`: a job that does not fit has waited so long that no later job may start.
     started, reserved, running = [], False, dict.fromkeys(quotas, 0)
     for job in jobs:
         resources = resources_of(job.node_spec)

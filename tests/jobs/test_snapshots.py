@@ -130,7 +130,7 @@ def original(customer):
 
 
 def submitted(customer, job):
-    """The spec of a job that was submitted, and the text of the script that it runs."""
+    """Submit a job; return its RunSpec, and the text of the script that the run executes."""
     assert start(job)
     spec = customer.backend.runs[f"job-{job.pk}-1"].spec
     return spec, (customer.folder / spec.script).read_text()
@@ -198,8 +198,8 @@ def test_what_an_exact_rerun_keeps_cannot_be_changed(client, customer, original,
     job = Job.objects.get(pk=client.post(path, same).json()["job"])
     assert (job.name, job.deadline_seconds) == ("again", 600)
     form = customer.form(exact=True)
-    for foreign in (other.job().pk, None, "1", 2**63, True):
-        answer = client.post("/api/v1/quotes/", form | {"rerun_of": foreign})
+    for wrong in (other.job().pk, None, "1", 2**63, True):
+        answer = client.post("/api/v1/quotes/", form | {"rerun_of": wrong})
         assert (answer.status_code, set(answer.json()["fields"])) == (400, {"rerun_of"})
 
 

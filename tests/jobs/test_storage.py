@@ -112,7 +112,7 @@ def test_a_shared_dataset_is_used_and_kept_until_the_runs_of_others_have_ended(c
     quote = other.quote(datasets=["digits"])
     attempt = other.started(datasets=["digits"])
     sharing.revoke_share(share=share, user=None)
-    for delete in deletions(customer, version)[:2]:  # of the dataset; the other organization has a workspace of its own
+    for delete in deletions(customer, version)[:2]:  # the dataset and its version; the run does not use this workspace
         with pytest.raises(InUse) as refused:
             delete()
         sentence = str(refused.value.message)
@@ -163,7 +163,7 @@ def test_results_of_a_run_count_until_they_are_removed(customer, monkeypatch):
     with monkeypatch.context() as unreadable:
         unreadable.setattr(trees, "measure", lambda **_root: trees.Measurement(trees.Usage(1, 2), is_complete=False))
         results.count_storage(job.pk)
-    assert selectors.usage(customer.organization) == counted, "an incomplete measurement hides nothing"
+    assert selectors.usage(customer.organization) == counted, "an incomplete measurement lowers no count"
     results.remove(job=job, user=customer.membership.user)
     left = selectors.usage(customer.organization)
     assert counted.size_bytes - left.size_bytes == 5300

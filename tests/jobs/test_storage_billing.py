@@ -1,4 +1,4 @@
-"""Storage that stays unpaid: a mail, then no more writes, then the oldest files; payment ends all."""
+"""Storage that stays unpaid: first a mail, then no more writes, then the oldest files are deleted, until a payment."""
 
 from datetime import timedelta
 
@@ -57,7 +57,7 @@ def test_a_day_is_charged_once_and_shown(priced, client):
     (day,) = StorageDay.objects.all()
     charged = before - priced.wallet.posted_minor
     assert 0 <= day.cost_minor - charged < 1  # a fraction of a cent is charged later
-    assert charged > 900  # 50 GB at 600 cents a month are at least 967 cents a day
+    assert charged > 900  # 50 GB at 600 cents per GB and month are at least 967 cents a day
     client.force_login(priced.membership.user)
     assert "per GB and month" in client.get(reverse("storage_usage")).content.decode()
     assert "Storage" in client.get(reverse("wallet")).content.decode()

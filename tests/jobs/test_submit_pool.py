@@ -1,4 +1,4 @@
-"""Several attempts submitted at once: those in progress are counted, nothing is timed."""
+"""Several attempts submitted at once. The tests count those in progress, and measure no time."""
 
 import threading
 from types import SimpleNamespace
@@ -18,12 +18,12 @@ def attempt(number):
 
 
 def submitting(gate, count, *, max_concurrent, fails=()):
-    """Submit attempts on a thread, each held by the gate; return it with the list of what `add` and `drain` return."""
+    """Submit attempts on a thread, each held by the gate. Return the thread, and what `add` and `drain` return."""
     results = []
 
     def submit(one):
         gate.hold(one.job_id)
-        return one.job_id not in fails or 1 / 0  # an error is a failure too
+        return one.job_id not in fails or 1 / 0  # a ZeroDivisionError, which counts as a failed submission too
 
     def work():
         with SubmitPool(submit, max_concurrent=max_concurrent) as pool:

@@ -73,7 +73,7 @@ INVALID = [
     ({"space": {"EPOCHS": {"type": "int", "low": 1, "high": 10**8}}}, "space"),
     ({"space": {"a\0": {"type": "int", "low": 1, "high": 2}}}, "space"),
     ({"space": {"A": {"type": "categorical", "choices": ["a\nb"]}}}, "space"),
-    ({"method": "grid"}, "method"),  # a continuous range
+    ({"method": "grid"}, "method"),  # LR has a continuous range
     ({"method": "astrology"}, "method"),
     ({"objective": {"metric": "a", "goal": "enlarge"}}, "objective"),
     ({"objective": {"metric": "a", "goal": "maximize", "against_cost": True}, "method": "cmaes"}, "method"),
@@ -112,12 +112,12 @@ def test_a_searched_field_may_be_left_out_and_a_grid_ends_by_itself(sweeper):
 
 
 def test_a_low_ceiling_starts_fewer_trials(sweeper):
-    one = sweeper.quote(trials=1).ceiling_minor
-    quote = sweeper.quote(trials=None, ceiling_minor=one * 2 + 1)
-    assert quote.ceiling_minor == one * 2 + 1 == sum(line["amount_minor"] for line in quote.lines)
+    trial_minor = sweeper.quote(trials=1).ceiling_minor
+    quote = sweeper.quote(trials=None, ceiling_minor=trial_minor * 2 + 1)
+    assert quote.ceiling_minor == trial_minor * 2 + 1 == sum(line["amount_minor"] for line in quote.lines)
     sweep = place_sweep(membership=sweeper.customer.membership, quote=quote)
     progress.advance(sweep_pk=sweep.pk)
-    for _round in range(3):  # runs that use their whole time: each costs its part
+    for _round in range(3):  # runs that use their whole time: each costs the most that a trial can
         for trial in sweep.trials.filter(outcome=""):
             dispatch.dispatch_queue()
             attempt = trial.job.attempts.get()
@@ -188,11 +188,11 @@ def test_a_full_queue_makes_the_sweep_wait_and_a_missing_script_ends_it(sweeper,
     with pytest.raises(QuotaExceeded, match="limit of 1 queued"):  # the limit, not the two open jobs
         customer.job()
     customer.quota(max_open_jobs=10)
-    # Trials run the script of the order, but an order needs one in the folder too.
+    # Trials run the script of the sweep's order, but the order of a trial needs a script in the workspace too.
     (customer.folder / "train.py").unlink()
     sweeper.finish(sweep)
     assert sweep.reason == "unavailable"
-    # After the end, it says why no further trial could be ordered.
+    # After the end, `waiting` says why no further trial could be ordered.
     assert selectors.summary(sweep)["waiting_for"] == sweep.waiting != ""
 
 
@@ -245,7 +245,7 @@ def test_a_quote_buys_one_sweep_and_none_buys_both_a_run_and_a_sweep(sweeper, cu
         buy(customer.quote(), "m")
     assert Hold.objects.filter(state=Hold.States.HELD).count() == 1
     progress.advance(sweep_pk=first.pk)
-    child = Quote.objects.get(order__job__trial__number=0)
+    child = Quote.objects.get(order__job__trial__number=0)  # the quote of a trial, which the sweep bought
     with pytest.raises(QuoteBought):
         orders.place_order(membership=customer.membership, quote=child, idempotency_key="mine")
     assert first.trials.count() == 2

@@ -36,6 +36,7 @@ def record(folder, *lines):
 
 
 def curves(attempt):
+    """Read what the run has written since the last read; return all curves."""
     telemetry.ingest(attempt=attempt)
     return selectors.metrics(attempt.job)[0]
 
@@ -112,7 +113,7 @@ def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder
     record(folder, b', "step": 11}\n')
     assert curves(attempt)["loss"][-1][1] == 0.1
     assert MetricPoint.objects.get(step=10).at.timestamp() == 1700000000
-    assert job_of(attempt).epoch == 0  # the first one has only begun
+    assert job_of(attempt).epoch == 0  # the first epoch has only begun
 
 
 def test_a_folder_that_the_code_replaced_by_a_link_is_not_read(customer, attempt, backend, folder):
@@ -235,8 +236,8 @@ def test_positions_continue_where_the_step_count_restarts():
 @settings(suppress_health_check=[HealthCheck.too_slow])  # the first value waits until Hypothesis has read all modules
 @given(st.integers(1, 6), st.lists(st.integers(0, 1000), min_size=2, max_size=30, unique=True).map(sorted))
 def test_epochs_that_report_the_same_steps_get_distinct_increasing_positions(epochs, steps):
-    for shown in (True, False):
-        places = positions([(epoch if shown else None, step) for epoch in range(epochs) for step in steps])
+    for has_epochs in (True, False):
+        places = positions([(epoch if has_epochs else None, step) for epoch in range(epochs) for step in steps])
         assert places == sorted(set(places))
 
 

@@ -28,7 +28,7 @@ def frame(data, length=None):
     return struct.pack("<QI", len(data) if length is None else length, 0) + data + b"\0" * 4
 
 
-def test_scalars_of_its_own_writer_are_read_once(tmp_path):
+def test_scalars_of_tensorboards_own_writer_are_read_once(tmp_path):
     write(tmp_path, scalar("loss", 1, 0.5), scalar("loss", 2, 0.25))
     cursor = {}
     assert read(tmp_path, cursor) == [("loss", 1, 0.5), ("loss", 2, 0.25)]

@@ -73,7 +73,7 @@ def test_a_code_failure_is_retried_as_ordered_and_each_attempt_is_billed(custome
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.OUT_OF_MEMORY)
     # Node-hours of 100, 200 and 300 s on two nodes.
     assert [line["quantity"] for line in lines(job, "time_used")] == ["0.055556", "0.111111", "0.166667"]
-    assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents an hour
+    assert receipt(job).total_minor == 30  # 600 s on two nodes at 90 cents per node-hour
     assert customer.wallet.held_minor == 0
 
 
@@ -83,12 +83,13 @@ ENDS_AFTER_A_CANCEL = [
     (Outcome.STOPPED, 20, "cancelled", 110), (Outcome.STOPPED, 21, "cancelled", 100),
     (Outcome.TIME_LIMIT, 900, "time_limit", 100), (Outcome.NODE_LOST, 4, "cancelled", 0),
 ]  # fmt: skip
-"""Outcome, seconds from the request to the end, the job's reason, and how many seconds are paid of the 100 until the
-request and at most the 10 of the grace period; none of the latter if the run ended more than 10 s after it."""
+"""Outcome, seconds from the request to the end, the job's reason, and the seconds paid: the 100 until the request, and
+after it at most the 10 of the grace period. Nothing after the request is paid if the run ended more than 10 s after the
+grace period. A lost node makes all of it free."""
 
 
 def test_a_cancelled_run_is_paid_to_the_end_of_its_grace_or_to_the_request(customer):
-    """A cluster that acts on the request has the grace; one that was away, or slow, has nothing after the request."""
+    """The grace period is paid if the cluster acted on the request, and free if the cluster was away or slow."""
     for outcome, took, reason, paid in ENDS_AFTER_A_CANCEL:
         began = int(time.time()) - 1000
         attempt = customer.started(at=began, retries=3)

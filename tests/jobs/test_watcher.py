@@ -10,16 +10,15 @@ from jobs.states import JobState
 from jobs.watcher import ClusterFollower
 from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome
-
-PATIENCE = 20.0
-"""Seconds until a test that waits for an event gives up."""
+from tests.jobs.gates import PATIENCE
 
 
 @pytest.fixture
 def watch(backend, monkeypatch):
-    """`watch(*changes)` lets a follower see these changes, then two heartbeats."""
+    """`watch(*changes)` lets a follower see these changes, then two empty ones, as a quiet cluster sends."""
     monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", 0.0)
-    monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test needs its own, in a transaction
+    # The test needs its connection, which is in a transaction.
+    monkeypatch.setattr(watcher, "close_old_connections", lambda: None)
 
     def follow(*changes):
         monkeypatch.setattr(backend, "changes", lambda: iter([*changes, set(), set()]))
