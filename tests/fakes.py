@@ -365,7 +365,7 @@ class FakeBackend:
             self._notify(name)
 
     def hang(self, name: str, *, at: float | None = None, progress_at: float | None = None) -> None:
-        """End a hung run at `at` (now), whose last progress was at `progress_at`."""
+        """End a run as hung at `at` (now). Its last progress was at `progress_at`."""
         with self._changed:
             run = self._run(name)
             if progress_at is not None:
@@ -378,7 +378,7 @@ class FakeBackend:
     ) -> None:
         """End the run's last process at `at` (now), or at the run's deadline if that is earlier.
 
-        `rank` is the one that failed first, with exit code 1.
+        `rank` is the rank that failed first; its exit code is 1.
         """
         with self._changed:
             run = self._run(name)

@@ -270,7 +270,7 @@ class Payers:
 
     @rule(task=st.sampled_from(sorted(PERIODIC_TASKS)), arrives=st.booleans(), customer=customers)
     def the_network_fails(self, task: str, arrives: bool, customer: int) -> None:
-        """Lose each call before it arrives; or lose only its answer, so that we do not know that it was done."""
+        """Lose each call before it arrives; or lose only its answer, so the console cannot know that it was done."""
         member = self.members[customer]
         with self.provider.network_failing("after" if arrives else "before"):
             with contextlib.suppress(PaymentUnavailable):
@@ -297,7 +297,7 @@ class Payers:
 
     @invariant()
     def nobody_is_charged_twice(self) -> None:
-        """One top-up is at most one charge at the provider."""
+        """A top-up has at most one charge at the provider."""
         charged = [each["metadata"].get("top_up") for each in self.provider.sandbox.account.store.all("charge")]
         assert len(charged) == len(set(charged))
 

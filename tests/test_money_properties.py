@@ -78,8 +78,8 @@ def node_seconds(attempt: Attempt) -> Fraction:
 class Simulation(Sweepers, RuleBasedStateMachine):
     """Two customers, one cluster, and everything that may happen to their money.
 
-    The order of threads decides results, so no draw depends on one: a rule draws numbers, which count jobs, sweeps or
-    payments from the newest.
+    The order of threads decides results, so no draw depends on a result: a rule draws numbers, which count jobs,
+    sweeps or payments from the newest.
     """
 
     customers, threads, which = Payers.customers, Payers.threads, Payers.which

@@ -39,7 +39,7 @@ in_chinese = pytest.mark.parametrize("language", ["zh-hans"], indirect=True)
 """Marks a flow that runs in Chinese.
 
 No flow runs in both languages, since that would take twice the time; some of them run in Chinese.
-`test_every_page_is_translated` opens the pages that no such flow meets.
+`test_every_page_is_translated` opens the console's pages that no flow in Chinese opens.
 """
 
 
@@ -61,7 +61,7 @@ class StrictWindow:
 
 @pytest.fixture(scope="package")
 def playwright():
-    """Playwright. It runs an event loop in this thread, beside which Django refuses queries without the variable."""
+    """Playwright. Its event loop runs in this thread, where Django refuses queries unless the variable allows them."""
     with pytest.MonkeyPatch.context() as patch, sync_playwright() as driver:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         yield driver
@@ -101,7 +101,7 @@ def console(settings, tmp_path):
 
 
 def open_context(browser, *, language="en", **options):
-    """Return a new window as wide as a desktop's, whose browser asks for pages in a language of LANGUAGES."""
+    """Return a new window of a desktop's size. Its browser asks for pages in `language`, a key of LOCALES."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, locale=LOCALES[language], **options)
     context.set_default_timeout(PATIENCE_MS)
     return context

@@ -63,7 +63,8 @@ def audit(
     As a phone, Lighthouse simulates a CPU that is four times slower and a network of 1.6 Mbit/s with a round trip of
     150 ms.
 
-    The browser is ours: Lighthouse's own would not send the cookies with the requests of a page's scripts.
+    This function starts the browser: one that Lighthouse starts would not send the cookies with the requests of a
+    page's scripts.
     """
     port = free_port()
     command = [

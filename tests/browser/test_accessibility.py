@@ -206,7 +206,7 @@ class Walker:
         expect(self.page.locator(".htmx-request, [aria-busy=true]")).to_have_count(0)
 
     def check(self, path, part=MAIN, *, color_themes=2):
-        """Run every rule of axe on a part of a page, but the slowest, that of colors, in so many of the two themes."""
+        """Run every rule of axe on a part of a page; the slowest, color-contrast, in `color_themes` of two themes."""
         self.open(path)
         if not path.startswith("admin/"):  # the theme of the admin scrolls its wide tables
             self._check_width(path)

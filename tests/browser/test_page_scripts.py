@@ -120,7 +120,7 @@ def test_a_conflict_in_the_editor_loses_no_text(url, customer, strict_window):
     expect(page.locator(".diff-new")).to_have_text("+ mine")
     page.get_by_role("button", name="Load the saved version").click()
     expect(page.locator(".CodeMirror-code")).to_contain_text("theirs")
-    page.keyboard.press("Control+z")  # undoing the load brings one's own text back
+    page.keyboard.press("Control+z")  # undoing the load brings this window's own text back
     expect(page.locator(".CodeMirror-code")).to_contain_text("mine")
     page.keyboard.press("Control+s")
     expect(page.locator("#save-state")).to_have_text("Saved.")

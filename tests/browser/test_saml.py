@@ -55,7 +55,7 @@ def provider(tmp_path):
 def test_a_person_logs_in_at_the_provider(transactional_db, console, provider, strict_window, settings):
     page = strict_window.page
     saml_idp.configure(settings, provider.idp.certificate, console, sso_url=provider.url)
-    policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)  # which lacks the provider set here
+    policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)  # made at startup, so without this provider
     policy["DIRECTIVES"]["form-action"] += sign_in.origins(settings.SAML_PROVIDERS)
     settings.CONTENT_SECURITY_POLICY = policy
     provider.idp.read_metadata(page.request.get(f"{console}{reverse('saml_metadata', args=['acme'])}").text())

@@ -87,7 +87,7 @@ def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, stric
             '"client_secret": "secret"}]'
         )
         settings.OIDC_PROVIDERS = apps
-        policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)  # which lacks the provider set here
+        policy = copy.deepcopy(settings.CONTENT_SECURITY_POLICY)  # made at startup, so without this provider
         policy["DIRECTIVES"]["form-action"] += sign_in.origins(apps)
         settings.CONTENT_SECURITY_POLICY = policy
         settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"OAUTH_PKCE_ENABLED": True, "APPS": apps}}

@@ -132,7 +132,7 @@ def test_ignore_rules_are_those_of_git(patterns, ignored, kept):
     assert not any(rules.matches(path, is_folder=False) for path in kept.split("|"))
 
 
-def test_a_rule_with_a_slash_ignores_folders_only_and_defaults_can_be_undone():
+def test_a_rule_that_ends_with_a_slash_ignores_folders_only_and_defaults_can_be_undone():
     rules = Ignore([*DEFAULTS, "data/"])
     assert rules.matches("a/data", is_folder=True)
     assert not rules.matches("a/data", is_folder=False)

@@ -22,7 +22,7 @@ ENDS = (b"i\x00\x04exit", b"i\x00\x01\x03")
 
 
 class Node:
-    """Listens at `path`, where the shells of a node are opened. Each sends `output`, and the frames that it gets."""
+    """Listens at `path`, where the shells of a node are opened. Each shell sends `output`, then repeats each frame."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
