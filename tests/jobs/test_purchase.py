@@ -66,7 +66,7 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
         assert list(errors) == [field], value
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
-    assert faults(customer, lr="0." + "1" * 31)["lr"] == "The learning rate must have at most 32 characters."
+    assert refusals(customer, lr="0." + "1" * 31)["lr"] == "The learning rate must have at most 32 characters."
     # Fields that are left unchecked when a field on which they depend is invalid.
     dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
     wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}
