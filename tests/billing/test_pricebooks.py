@@ -58,7 +58,7 @@ def test_the_latest_book_that_has_begun_is_current(published):
 
 
 class TestPublish:
-    def test_begins_now_unless_its_own_date_is_later(self, published):
+    def test_begins_now_if_its_own_date_has_passed(self, published):
         assert published.published_at is not None
         assert timezone.now() - published.effective_from < timedelta(minutes=1)
         draft = draft_of(published)

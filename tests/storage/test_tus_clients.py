@@ -214,7 +214,7 @@ def _has_ended(process):
         return True
 
 
-def test_cuts_a_killed_process_checksums_and_parts_in_parallel(server, token, source, member):
+def test_clients_survive_cuts_and_a_kill_and_may_send_checksums_and_parallel_parts(server, token, source, member):
     expected = digest_of(source)
     for count, send in enumerate((partial(send_with_tuspy, retries=60, retry_delay=0.2), send_with_tus_js), 1):
         send_through_cuts(send, server, token, source)
