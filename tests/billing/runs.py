@@ -16,7 +16,7 @@ from tests.factories.billing import quote
 
 def buy(account: Account, amount: int, *, member: Membership | None = None, **labels: str) -> Hold:
     """Hold `amount` for a run that `member` orders. `labels`, such as its `node_spec`, are stored with the hold."""
-    offer = quote(account, member=member, seconds=max(amount, 1) * 10)
+    offer = quote(account, member=member, seconds=max(amount, 1) * 10)  # a run that will cost nothing holds 1
     user = member.user if member else None
     return charges.hold(quote=offer, reference=f"order:{offer.pk}", user=user, labels=labels)
 

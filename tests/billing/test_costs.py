@@ -33,6 +33,7 @@ def test_costs_are_divided_by_member_workspace_or_node_spec(account):
     assert ("", 50) in [row[:2] for row in named("workspace")]  # runs without the label
     assert costs.spent_minor(account.organization, month) == 450
     book(storage="300")
+    # 300: 10 of the 40 GB are free, and the others cost 300 a month each, for one of 30 days.
     storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)
     assert ("", 350, 1) in [row[:3] for row in named("workspace")]  # a charge for storage is no run
     other = wallet(balance_minor=1000).organization
@@ -117,7 +118,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
     ],
 )
 def test_the_forecast_continues_the_spend_of_recent_days(account, runs, spent, daily):
-    now = datetime(2026, 11, 16, tzinfo=UTC)  # 15 days are left, with this one
+    now = datetime(2026, 11, 16, tzinfo=UTC)  # 15 days are left, including this one
     for amount, ago in runs:
         backdate(run(account, amount), now - ago)
     spent_minor = costs.spent_minor(account.organization, costs.month_of(now))

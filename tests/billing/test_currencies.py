@@ -163,7 +163,8 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("currency", "least", "most"),
-        # Less than the least, an amount of zero, above the provider's maximum, no multiple of the step between them.
+        # The most is below the least; the least is zero; the most is above the provider's maximum; between them is no
+        # multiple of the step.
         [("USD", 500, 499), ("USD", 0, 100), ("USD", 500, 100_000_000), ("ISK", 110, 190)],
     )
     def test_limits_that_leave_no_amount_are_refused(self, settings, currency, least, most):

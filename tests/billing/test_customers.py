@@ -143,7 +143,7 @@ class TestEvent:
 
 @pytest.mark.django_db(transaction=True)
 def test_payments_at_once_use_one_customer(provider):
-    """Members have different addresses, so the provider may create several; all pay into the one that is stored."""
+    """The idempotency key depends on the member's email address, so the provider may create several; one is stored."""
     top_up = paid_top_up(provider)
     delete(provider, top_up)
     organization = top_up.account.organization

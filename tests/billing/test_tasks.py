@@ -19,6 +19,7 @@ from tests.factories.billing import quote
 
 pytestmark = pytest.mark.django_db
 CORRECT = {"transactions": 0, "balances": 0, "holds": 0}
+"""How many rows of each kind are inconsistent in a ledger without errors."""
 
 
 def test_move_money_and_write_invoices_call_their_services(monkeypatch):
@@ -37,7 +38,7 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought(account):
     fresh, _stale, bought = (quote(account) for _ in range(3))
     hold = charges.hold(quote=bought, reference="order:1")
     user = bought.created_by
-    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)  # bought too, to extend it
+    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)  # bought, by `extend`
     charges.extend(hold=hold, quote=longer, idempotency_key="1", user=user)
     long_ago = timezone.now() - timedelta(days=1, seconds=1)  # expired quotes are kept for a day
     Quote.objects.exclude(pk=fresh.pk).update(expires_at=long_ago)
