@@ -327,6 +327,7 @@ def test_a_damaged_archive_is_refused_or_unpacked_inside(data, seed, changes, tm
     chance = random.Random(seed)
     damaged = bytearray(data)
     for _change in range(changes):
+        # A dot (0x2E) and a slash (0x2F) change where a name leads.
         damaged[chance.randrange(len(damaged))] = chance.choice([0, 1, 0x2E, 0x2F, 0x7F, 0xFF, chance.randrange(256)])
     try:
         with warnings.catch_warnings():

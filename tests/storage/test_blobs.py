@@ -111,7 +111,7 @@ def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypat
         patch.setattr(os, call, crash)
         with pytest.raises(KeyboardInterrupt):
             publish(owner.organization, {"a": CONTENT, "z": b"12"})
-    for folder in catalog.scratch().iterdir():
+    for folder in catalog.scratch().iterdir():  # what the crash left, which garbage collection removes later
         remove_tree(folder)
     assert (selectors.version_folder(first) / "a").read_bytes() == CONTENT
     assert status(first, "a").st_nlink == 2  # in the version and as a blob

@@ -345,11 +345,11 @@ def test_an_archive_is_refused_while_it_is_unpacked(owner, monkeypatch):
     dataset, taken = new_dataset(owner), []
     remove = trees.remove_tree
 
-    def look(*, folder, scratch):
+    def measure_and_remove(*, folder, scratch):
         taken.append(trees.measure(root=scratch).usage.counted_bytes)
         remove(folder=folder, scratch=scratch)
 
-    monkeypatch.setattr(trees, "remove_tree", look)
+    monkeypatch.setattr(trees, "remove_tree", measure_and_remove)
     large, many = {"x": bytes(8 * 1024**2)}, {f"{number}": b"" for number in range(1000)}
     for data in (zip_of(large), tar_of(large, compressed=True), zip_of(many), tar_of(many, compressed=True)):
         assert len(data) < quota

@@ -57,7 +57,7 @@ def send_parts(client, upload, content, numbers):
 
 
 def left_in(bucket):
-    """Return the keys of the uploads' objects in the bucket, and those of unfinished uploads."""
+    """Return the keys of the objects that uploads left in the bucket, and the keys of unfinished multipart uploads."""
     return seaweedfs.keys(bucket, direct_uploads._prefix())
 
 

@@ -240,7 +240,7 @@ def test_redirects_and_certificates_are_checked(server, dataset, monkeypatch):
         ("missing", imports.REFUSED),
     ):  # fmt: skip
         assert imported(dataset, f"https://{server.host}/{path}").error == error
-    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)  # which does not trust our authority
+    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)  # which does not trust the server
     assert imported(dataset, f"https://{server.host}/good").error == imports.UNREACHABLE
 
 

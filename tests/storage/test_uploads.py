@@ -300,7 +300,7 @@ def test_an_interrupted_join_is_continued(tus, organization, copied):
     used = Upload.objects.latest("pk")
     final = uploads.create_final(organization=organization, user=None, new=new, part_keys=keys)
     with pytest.raises(uploads.UploadEnded):
-        uploads.terminate(used)  # by a request that read the part before
+        uploads.terminate(used)  # by a request that read the part before it was joined
     uploads._file(final).write_bytes(CODE[: 5000 + copied])
     uploads._file(Upload.objects.get(key=keys[0])).unlink()  # it has become the file of the final upload
     garbage_collection.collect()
@@ -398,7 +398,7 @@ def test_an_upload_that_is_terminated_while_it_is_finished_publishes_nothing(tus
     assert not DatasetVersion.objects.exists()
     assert left_over(organization) == ([], [])
     with pytest.raises(NotFound):
-        uploads.finish(upload)  # by a process that read the upload before
+        uploads.finish(upload)  # by a process that read the upload before it was terminated
 
 
 class Interleaved:
