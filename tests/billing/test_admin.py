@@ -336,7 +336,7 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
         return lines
 
     monkeypatch.setattr(invoices, "correctable_lines", lines_that_are_outdated_at_once)
-    # The form has seen one note: not the note that was issued while its lines were read, so its submission would be refused.
+    # The form has not seen the note that was issued while its lines were read, so its submission would be refused.
     assert '<input type="hidden" name="notes_seen" value="1">' in text(admin.get(page))
     reader = UserFactory(is_staff=True)
     reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))

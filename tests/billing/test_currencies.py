@@ -26,6 +26,7 @@ TABLE = [
     ("KWD", "12.340", 12340, 10, "KWD12.340"),
 ]
 UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
+"""A metal, no currency, no ISO code, small letters, two currencies that Stripe does not support, and no code."""
 
 
 @pytest.mark.parametrize(("currency", "major", "minor", "step", "english"), TABLE, ids=[row[0] for row in TABLE])

@@ -108,15 +108,15 @@ def test_a_refund_that_fails_later_returns_to_the_wallet_and_pays_the_debt_it_ma
 class TestMadeAtTheDashboard:
     def test_waits_while_a_refund_of_ours_that_will_be_refused_takes_the_rest(self, provider, top_up):
         with provider.network_failing():
-            ours = refund(top_up, 3000)
+            console_refund = refund(top_up, 3000)
         provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
-        (theirs,) = [row for row in provider.deliver() if row.type == "refund.created"]
-        assert (theirs.state, balance(top_up)) == (StripeEvent.States.PARKED, 2000)
+        (dashboard_event,) = [row for row in provider.deliver() if row.type == "refund.created"]
+        assert (dashboard_event.state, balance(top_up)) == (StripeEvent.States.PARKED, 2000)
         billing_refunds.submit_waiting()
-        ours.refresh_from_db()
-        assert (ours.state, balance(top_up)) == (Refund.States.FAILED, 5000)
-        assert "no more than" in ours.failure
-        events.apply(event_pk=theirs.pk)
+        console_refund.refresh_from_db()
+        assert (console_refund.state, balance(top_up)) == (Refund.States.FAILED, 5000)
+        assert "no more than" in console_refund.failure
+        events.apply(event_pk=dashboard_event.pk)
         assert both_sides_agree(provider)
         assert balance(top_up) == 1000
 

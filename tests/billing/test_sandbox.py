@@ -76,10 +76,10 @@ class TestPage:
             assert browser.post(challenge, data={"answer": "agree"}).status_code == 404
 
     def test_expires(self, customer, served, receiver, monkeypatch):
-        closed_by_us = create_checkout(customer, "top-up-1")
-        gateway.expire_checkout(closed_by_us.session_id)
+        closed_by_the_console = create_checkout(customer, "top-up-1")
+        gateway.expire_checkout(closed_by_the_console.session_id)
         monkeypatch.setattr(checkout, "SESSION_SECONDS", -1)
-        for checkout_page in (closed_by_us, create_checkout(customer, "top-up-2")):
+        for checkout_page in (closed_by_the_console, create_checkout(customer, "top-up-2")):
             assert "has expired" in pay(checkout_page).text
             assert receiver.next_event("checkout.session.expired")
         assert served.balance("usd") == 0
