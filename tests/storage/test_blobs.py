@@ -75,7 +75,7 @@ def test_a_missing_or_damaged_blob_is_not_linked(owner):
     blob.unlink()
     second = publish(owner.organization, {"a": CONTENT})
     assert status(first, "a").st_ino != status(second, "a").st_ino
-    for damaged in (b"y" * len(CONTENT), b"damaged"):
+    for damaged in (b"y" * len(CONTENT), b"damaged"):  # of the same size, and of another
         (blob,) = all_blobs()
         blob.unlink()
         blob.write_bytes(damaged)

@@ -68,7 +68,7 @@ def test_a_prefix_an_archive_and_a_file_are_imported(address, s3_server, dataset
     connect = connections._Connection.connect
     monkeypatch.setattr(connections._Connection, "connect", lambda self: connects.append(self) or connect(self))
     row = imported(dataset, address)
-    assert len(connects) == 3  # for the object that is not there, for the list, for all objects
+    assert len(connects) == 3  # to ask for an object of this name, to list the prefix, to read all objects
     assert contents(row.version) == FILES
     assert (row.error, row.received_bytes <= row.size_bytes) == ("", True)
     assert contents(imported(dataset, f"{address}/train/").version) == {

@@ -72,15 +72,18 @@ def test_invalid_names_are_reported_at_their_field(owner):
 
 
 def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
-    for make, delete in ((new_dataset, "dataset"), (new_workspace, "workspace")):
+    for make, delete in (
+        (new_dataset, lambda first: retention.delete_dataset(dataset=first, user=owner.user)),
+        (new_workspace, lambda first: retention.delete_workspace(workspace=first, user=owner.user)),
+    ):
         first = make(owner, "same")
         with pytest.raises(NameTaken) as refused:
             make(owner, "same")
         assert set(refused.value.fields) == {"name"}
         make(stranger, "same")
-        getattr(retention, f"delete_{delete}")(**{delete: first}, user=owner.user)
+        delete(first)
         make(owner, "same")
-    assert len(list((selectors.root() / "workspaces").iterdir())) == 3
+    assert len(list((selectors.root() / "workspaces").iterdir())) == 3  # also that of the deleted workspace
 
 
 def test_a_published_version_is_read_only_and_the_next_one_leaves_it_as_it_is(owner):
@@ -323,7 +326,7 @@ def test_deleted_items_count_until_they_are_removed(owner):
     assert selectors.usage(organization) == everything
     retention.restore(item=second, user=owner.user)
     assert selectors.dataset_named(organization, "mnist").latest == second
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound):  # it is not deleted any more
         retention.remove(item=second, user=owner.user)
     retention.delete_dataset(dataset=second.dataset, user=owner.user)
     new_dataset(owner)

@@ -54,7 +54,7 @@ def fetched(repository, owner):
     """`fetched(branch, url, name)` creates a workspace from the repository; returns its folder."""
 
     def create(branch="", url=f"file://{repository}", name="code"):
-        options = {"protocol.file.allow": "always"}
+        options = {"protocol.file.allow": "always"}  # `fetch` itself allows no protocol
         workspace = catalog.create_workspace(
             organization=owner.organization,
             user=None,

@@ -150,7 +150,7 @@ def test_a_changed_file_is_received_from_its_start_and_a_wrong_rest_is_refused(s
     row = imported(dataset, f"https://{server.host}/f")
     assert content_of(row.version, "f") == b"new" * 10
     server.files, server.cuts, server.change = {"/f": CONTENT}, 1, {"/f": CONTENT + b"longer"}
-    server.keeps_etag = True
+    server.keeps_etag = True  # so only the length shows that the rest is of another file
     assert imported(dataset, f"https://{server.host}/f").error == imports.REFUSED
 
 
