@@ -77,6 +77,6 @@ def posted_and_held(account: Account) -> tuple[int, int]:
 
 
 def posted(kind: Account.Kinds, wallet: Account | None = None) -> int:
-    """Return the balance of the account of this kind: the platform's, or that of the organization with this wallet."""
+    """Return the balance of the platform's account of this kind, or of the account of the wallet's organization."""
     row = Account.objects.filter(organization=wallet.organization if wallet else None, kind=kind).first()
     return row.posted_minor if row else 0

@@ -55,7 +55,7 @@ class WebhookReceiver:
 
 @contextmanager
 def serving(server):
-    """Serve a server in a thread. Yields it."""
+    """Run a server in a thread until the block ends. Yields the server."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -260,7 +260,7 @@ MINOR = re.compile(r"minor unit|\bminor\b", re.IGNORECASE)
 
 
 def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
-    """Each list and page with an amount, and the forms that take one."""
+    """Every list and page that shows an amount, and every form in which an amount is typed."""
     shown, typed = "$50.00", "0.05"
     account = wallet()
     grant = give_credit(account, 5000)
@@ -281,7 +281,7 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     policy = form_of(text(admin.get(address("billingpolicy", "add"))))
     assert admin.post(address("billingpolicy", "add"), policy | {"amount": typed}).status_code == 302
     assert BillingPolicy.objects.get().trial_credit_minor == 5
-    assert admin.get(address("billingpolicy", "add")).status_code == 403  # there is one policy
+    assert admin.get(address("billingpolicy", "add")).status_code == 403  # there can be only one policy
     assert admin.get(address("billingpolicy", "change", 1)).status_code == 200
 
 

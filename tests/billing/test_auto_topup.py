@@ -51,8 +51,8 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
 
 
 class TestPeriodicTask:
-    def test_charges_below_the_threshold_while_it_is_on_and_then_no_more(self, provider, top_up):
-        switch_on_auto_top_ups(top_up, threshold=5000)  # the balance is not below it
+    def test_charges_only_while_it_is_on_and_the_balance_is_below_the_threshold(self, provider, top_up):
+        switch_on_auto_top_ups(top_up, threshold=5000)  # the balance of 5000 is not below the threshold
         assert auto_topup.run_due() == 0
         switch_on_auto_top_ups(top_up, threshold=6000)
         auto_topup.switch_off(account=top_up.account)

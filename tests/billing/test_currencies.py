@@ -91,8 +91,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("currency", REFUSED)
-def test_a_typed_amount_that_is_ambiguous_or_none_is_refused(currency):
-    """A budget of 1,000 must not become one of 1."""
+def test_a_text_that_is_ambiguous_or_no_amount_is_refused(currency):
+    """A customer who types 1,000 must not get a budget of 1."""
     for typed in REFUSED[currency]:
         with pytest.raises(ValueError, match=r"amount|decimals"):
             amounts.parse_amount(typed, currency)

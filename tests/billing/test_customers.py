@@ -50,7 +50,7 @@ def pay(provider, top_up):
 
 class TestDeleted:
     def test_repeatedly_blocks_no_payment(self, provider, top_up):
-        """The provider keeps idempotency keys for a day; none may return a customer that was deleted since."""
+        """The provider keeps idempotency keys for a day. None may return a customer that was deleted meanwhile."""
         seen = {customer_id(top_up)}
         for _ in range(3):
             delete(provider, top_up)

@@ -27,7 +27,7 @@ def top_up(provider):
 
 
 def credited_and_disputed(provider):
-    """Return a disputed top-up and all its events, of which only that of the payment was delivered."""
+    """Return a disputed top-up and all its events. Only the event of the payment was delivered."""
     top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
     every = provider.fresh()
     provider.deliver(*[event for event in every if event["type"] == "checkout.session.completed"])
@@ -100,7 +100,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
     AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=1, amount_minor=500)
 
     def deliver() -> tuple[int, bool, str]:
-        """Return the mails so far, and the state of automatic top-ups, which are then on again."""
+        """Return the number of mails so far, and the state of automatic top-ups. Switch them on again."""
         for _ in range(2):
             provider.deliver()
             payment_emails.send_due()  # the second time nothing is due
@@ -111,7 +111,8 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
     assert deliver() == (1, False, "disputed")
     end_dispute(provider, "won")
     assert deliver() == (1, True, "")
-    Dispute.objects.update(opened_at=timezone.now() - timedelta(days=60))  # the bank may take it back much later
+    # The bank may withdraw the money again much later.
+    Dispute.objects.update(opened_at=timezone.now() - timedelta(days=60))
     reopen_dispute(provider)
     assert deliver() == (2, False, "disputed")
     end_dispute(provider, "lost")

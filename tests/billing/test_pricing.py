@@ -197,7 +197,7 @@ def test_the_ceiling_pays_for_the_whole_deadline(offered):
 
 @given(offers(), st.booleans())
 def test_a_fixed_price_buys_no_more_than_the_time_it_includes(offered, completed):
-    """Every node-second past it is paid at the node-hour price, in the ceiling and in the charge."""
+    """Every node-second past the included time is paid at the node-hour price, in the ceiling and in the charge."""
     terms = offered.terms
     assume(terms.mode is Mode.FIXED)
     past = offered.deadline_seconds - terms.included_seconds

@@ -61,7 +61,7 @@ def test_a_refund_is_retried_after_a_network_failure_and_made_once(provider, top
     with provider.network_failing(when):
         row = refund(top_up)
     assert row.state == Refund.States.CREATED
-    assert balance(top_up) == 3000  # it can't be spent meanwhile
+    assert balance(top_up) == 3000  # the 2000 can't be spent meanwhile
     if is_key_forgotten:
         Refund.objects.update(created_at=timezone.now() - timedelta(days=2))
         forget_idempotency_keys(provider)
@@ -81,7 +81,7 @@ def test_the_oldest_refund_is_retried_first_if_more_wait_than_one_call_may_submi
 
 
 def test_a_refund_is_made_once_by_two_workers_that_submit_it_at_the_same_moment(provider, top_up):
-    """The second worker looks for the refund, finds none and submits it just before the first one's call arrives."""
+    """The second worker finds no refund at the provider, and submits it just before the first worker's call arrives."""
 
     def submit_first(method, path):
         if (method, path) == ("POST", "/v1/refunds"):

@@ -71,7 +71,7 @@ def test_check_ledger_reports_each_kind_of_inconsistency(account, caplog):
     assert "The ledger is inconsistent" in caplog.text
     rows.update(held_minor=F("held_minor") - 1)
     assert reconciliation.check_ledger() == CORRECT | {"balances": 1, "holds": 1}
-    check_constraints()  # now, for the entries so far: at the end of the test it would find the wrong one
+    check_constraints()  # now: at the end of the test, the deferred triggers would find the wrong entry below
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL session_replication_role = replica")  # no trigger fires
         entry = Entry.objects.filter(account=account).latest("id")
