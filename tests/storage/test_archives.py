@@ -222,7 +222,7 @@ def zip_of_false_size():
 
 
 def zip_of_huge_directory():
-    """A zip that claims a directory larger than the limit in its end record."""
+    """A zip whose end record claims a directory larger than the limit."""
     data, size = zip_of({"a": b""}), archive_readers.ZIP_DIRECTORY_LIMIT + 1
     return patched(data, (data.rindex(b"PK\x05\x06") + 12, struct.pack("<L", size)))
 

@@ -124,7 +124,7 @@ def test_a_refused_archive_leaves_nothing(owner, settings):
         with pytest.raises(error):
             publish(dataset, data)
         assert leftovers() == published() == []
-    retention.delete_dataset(dataset=dataset)  # while its upload runs
+    retention.delete_dataset(dataset=dataset)  # while an upload runs that began before
     with pytest.raises(NotFound):
         publish(dataset)
     assert leftovers() == published() == list(dataset.versions.all()) == []
@@ -372,7 +372,7 @@ def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
         with pytest.raises(BadArchive):
             publish(dataset, b"x" * 1000)
     assert selectors.usage(owner.organization).size_bytes >= 1000
-    assert garbage_collection.collect() == 0  # what it left is too young
+    assert garbage_collection.collect() == 0  # what the upload left is too young
     monkeypatch.setattr(garbage_collection, "ABANDONED_AFTER", timedelta(0))
     garbage_collection.collect()
     assert selectors.usage(owner.organization) == Usage()
@@ -386,7 +386,7 @@ def test_a_reservation_of_entries_alone_is_released(owner):
 
 
 def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
-    """An incomplete measurement leaves the last one as it is."""
+    """An incomplete measurement does not replace the last complete one."""
     workspace = new_workspace(owner)
     (selectors.workspace_folder(workspace) / "large").write_bytes(b"x" * 1000)
     counted = catalog.measure_workspace(workspace=workspace)

@@ -260,7 +260,7 @@ def test_pages_list_each_entry_once_while_others_come_and_go(root, folders_first
 
 
 def test_an_invalid_cursor_is_refused(root):
-    for cursor in ("x", "2YQ==", "0!", "0é", "0YQ"):  # a valid one is 0 or 1, and a name in Base64: 0YQ==
+    for cursor in ("x", "2YQ==", "0!", "0é", "0YQ"):  # a valid cursor is 0 or 1, and a name in Base64: 0YQ==
         with pytest.raises(InvalidInput):
             files.list_folder(root=root, after=cursor)
 

@@ -259,7 +259,7 @@ def test_an_import_is_limited_in_size_by_the_quota_and_in_number(server, dataset
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
 
 
-def test_an_import_is_limited_in_time_without_its_wait(server, dataset, monkeypatch):
+def test_the_time_limit_of_an_import_does_not_count_its_wait(server, dataset, monkeypatch):
     server.files = {"/f": CONTENT}
     monkeypatch.setattr(import_progress, "REPORT_SECONDS", 0)
     waited = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
@@ -290,4 +290,4 @@ def test_an_import_is_started_over_the_api_and_its_file_is_kept_while_it_is_open
     assert listed["id"] == answer.json()["id"]
     (imports.folder() / imports._name_of(listed["id"])).write_bytes(b"x")
     garbage_collection.collect()
-    assert len(list(imports.folder().iterdir())) == 1  # that of the open import
+    assert len(list(imports.folder().iterdir())) == 1  # the file of the open import

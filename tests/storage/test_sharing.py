@@ -63,7 +63,7 @@ def test_wrong_expired_revoked_and_deleted_codes_get_one_answer(dataset, strange
         elif kind == "revoked":
             sharing.revoke_share(share=share, user=None)
     for kind, code in codes.items():
-        if kind == "deleted":  # the last one, since this ends all codes of the dataset
+        if kind == "deleted":  # last, since the deletion ends all codes of the dataset
             Dataset.objects.update(deleted_at=timezone.now())
         with pytest.raises(InvalidInput) as refused:
             accept(stranger, code)

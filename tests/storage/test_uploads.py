@@ -141,7 +141,7 @@ def test_a_file_is_moved_into_the_workspace(tus, organization):
     assert (workspace.size_bytes, workspace.entry_count) == (len(CODE), 3)
     assert tus.state(url)["sha256"] == hashlib.sha256(CODE).hexdigest()
     assert left_over(organization) == ([], [])
-    assert tus.patch(tus.begin(1, FILE), 0, b"x").status_code == 204  # replaces it
+    assert tus.patch(tus.begin(1, FILE), 0, b"x").status_code == 204  # replaces the first file
     workspace.refresh_from_db()
     assert (stored(organization), workspace.size_bytes, workspace.entry_count) == (b"x", 1, 3)
 
@@ -356,7 +356,7 @@ def test_expired_uploads_are_removed(tus, organization):
     ],
 )
 def test_finishing_is_repeated_after_a_crash(tus, organization, monkeypatch, metadata, point):
-    """The process dies before or after the bytes were put in place; in both cases the database knows nothing of it."""
+    """The process dies before or after it puts the bytes in place; in both cases the database does not say that it did."""
 
     def die(*_arguments, **_values):
         raise Crash

@@ -90,7 +90,7 @@ def test_repair_removes_what_no_row_names_and_counts_again(workspace, owner, mon
     # Only a note, because garbage collection removes the folder a week after its last change.
     assert found["datasets/orphan"][0] is found[f"workspace {slug}/code"][0] is Level.NOTE
     assert found[f"recycle bin of {slug}/code"][0] is Level.PROBLEM
-    monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", timedelta(0))  # so it should be removed already
+    monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", timedelta(0))  # so the folder should be gone
     assert findings()["datasets/orphan"][0] is Level.PROBLEM
     call_command("verify_storage", "--repair")
     shown = capsys.readouterr().out
