@@ -356,7 +356,7 @@ def test_expired_uploads_are_removed(tus, organization):
     ],
 )
 def test_finishing_is_repeated_after_a_crash(tus, organization, monkeypatch, metadata, point):
-    """The process dies before or after it puts the bytes in place; in both cases the database does not say that it did."""
+    """The process dies before or after it puts the bytes in place. The database does not say which."""
 
     def die(*_arguments, **_values):
         raise Crash
