@@ -85,12 +85,12 @@ def test_rows_of_money_can_only_be_read(admin, account, provider, rf):
         name, row, page = model.__name__.lower(), model.objects.first(), site.get_model_admin(model)
         for answer in (admin.get(address(name, "changelist")), admin.get(address(name, "change", row.pk))):
             assert (name, answer.status_code) == (name, 200)
-        may = (
+        permissions = (
             page.has_add_permission(request),
             page.has_change_permission(request, row),
             page.has_delete_permission(request),
         )
-        assert (name, may) == (name, (False, False, False))
+        assert (name, permissions) == (name, (False, False, False))
     assert_locked(admin, account, posted_minor=1)
     assert admin.post(address("account", "add"), {}).status_code == 403
 

@@ -141,6 +141,7 @@ def test_a_former_members_budget_is_kept_but_hidden_and_sends_no_mail(owner, acc
 
 class TestLowWallet:
     def spend(self, account: Account, amount: int, *, days_ago: int = 1) -> budgets.Runway:
+        """Charge a run that ended some days ago. Return how long the wallet lasts at its recent spend."""
         hold = buy(account, amount)
         settle(hold, amount)
         Hold.objects.filter(pk=hold.pk).update(ended_at=timezone.now() - timedelta(days=days_ago))

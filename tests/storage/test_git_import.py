@@ -106,7 +106,7 @@ def test_hostile_or_missing_repositories_leave_nothing(fetched, repository, owne
     monkeypatch.setattr(git_import, "MAX_BYTES", 1024**2)
     with pytest.raises((GitFailed, TooLarge)):  # by the limit of what git writes, or of the unpacked files
         fetched()
-    talkative = repository.parent / "git"
+    talkative = repository.parent / "git"  # a git whose error output is longer than MAX_BYTES
     talkative.write_text("#!/bin/sh\nexec head -c 2000000 /dev/zero >&2")
     talkative.chmod(0o755)
     with monkeypatch.context() as patch:

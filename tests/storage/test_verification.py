@@ -23,6 +23,7 @@ def findings(**options):
 @pytest.fixture
 def version(owner):
     dataset = catalog.create_dataset(organization=owner.organization, user=None, name="digits")
+    # `sub.txt` sorts before `sub/b`, but after the folder `sub`.
     files = {"a": b"1", "sub/b": b"2", "sub.txt": b"3", "sub/deep/c": b"4"}
     return catalog.publish_version(dataset=dataset, user=None, stream=io.BytesIO(tar_of(files)))
 
