@@ -26,7 +26,10 @@ def start_top_up(amount_minor: int = 5000, *, currency: str = "USD") -> TopUp:
 
 
 def switch_on_auto_top_ups(top_up: TopUp, threshold: int = 6000, card: str = GOOD) -> AutoTopUp:
-    """Switch on automatic top-ups of $20 with a saved card of the top-up's organization."""
+    """Switch on automatic top-ups of $20 with a saved card of the top-up's organization.
+
+    With the default threshold, one is due at once after a top-up of $50.
+    """
     saved = customers.saved_cards(top_up.account.organization)
     method_id = next(each.card.method_id for each in saved if each.card.last4 == card[-4:])
     return auto_topup.switch_on(
@@ -39,10 +42,10 @@ def switch_on_auto_top_ups(top_up: TopUp, threshold: int = 6000, card: str = GOO
 
 
 def both_sides_agree(provider: Stripe) -> bool:
-    """Deliver every event, then return whether both sides hold the same and no event is left open."""
+    """Deliver every event. Return whether the provider holds what our ledger says, and no event is left open."""
     provider.deliver()
-    left = {StripeEvent.States.QUARANTINED, StripeEvent.States.PARKED, StripeEvent.States.RECEIVED}
-    return provider.held() == cleared() and not StripeEvent.objects.filter(state__in=left).exists()
+    open_states = {StripeEvent.States.QUARANTINED, StripeEvent.States.PARKED, StripeEvent.States.RECEIVED}
+    return provider.held() == cleared() and not StripeEvent.objects.filter(state__in=open_states).exists()
 
 
 def dispute_of(provider: Stripe) -> dict:
@@ -62,7 +65,7 @@ def reopen_dispute(provider: Stripe) -> None:
 
 
 def forget_idempotency_keys(provider: Stripe) -> None:
-    """Let a day pass at the provider, which keeps keys no longer."""
+    """Delete the idempotency keys at the provider, as it does after a day."""
     store = provider.sandbox.account.store
     for key in list(store._objects["key"]):
         store.remove("key", key)

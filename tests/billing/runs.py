@@ -16,7 +16,7 @@ from tests.factories.billing import quote
 
 def buy(account: Account, amount: int, *, member: Membership | None = None, **labels: str) -> Hold:
     """Hold `amount` for a run that `member` orders. `labels`, such as its `node_spec`, are stored with the hold."""
-    offer = quote(account, member=member, seconds=max(amount, 1) * 10)
+    offer = quote(account, member=member, seconds=max(amount, 1) * 10)  # a run that will cost nothing holds 1
     user = member.user if member else None
     return charges.hold(quote=offer, reference=f"order:{offer.pk}", user=user, labels=labels)
 
@@ -77,6 +77,6 @@ def posted_and_held(account: Account) -> tuple[int, int]:
 
 
 def posted(kind: Account.Kinds, wallet: Account | None = None) -> int:
-    """Return the balance of the account of this kind: the platform's, or that of the organization with this wallet."""
+    """Return the balance of the platform's account of this kind, or of the account of the wallet's organization."""
     row = Account.objects.filter(organization=wallet.organization if wallet else None, kind=kind).first()
     return row.posted_minor if row else 0

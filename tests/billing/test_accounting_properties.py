@@ -37,7 +37,7 @@ BROKEN_ACCOUNTS = {
         LEFT JOIN billing_transaction t ON t.reference LIKE 'credit-expired:' || g.id || ':%'
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.amount_minor < 0
         GROUP BY g.id HAVING g.expired_minor <> -coalesce(sum(e.amount_minor), 0)""",
-    "a grant was not posted, or one by a credit note, which the note has posted, was posted again": """
+    "a grant was not posted, or the grant of a credit note was posted again beside the note": """
         SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_transaction t ON t.reference = 'grant:' || g.id
         WHERE (g.source = 'correction') = (t.id IS NOT NULL)""",
     "a voucher was used more often than its row says": """
@@ -72,14 +72,14 @@ class Simulation(RuleBasedStateMachine):
     """Two wallets, and everything that may happen to credit and invoices."""
 
     which = st.integers(0, 7)
-    """Chooses one of the rows there are: its place, modulo their number."""
+    """Chooses a row: its place among those that exist, modulo their number."""
     customers = st.integers(0, 1)
     threads = st.integers(1, 3)
 
     @initialize(tax=st.sampled_from(TAXES))
     def open(self, tax: tuple[Decimal, bool]) -> None:
         clear_cache()
-        book(minimum="3", storage="33.3")
+        book(minimum="3", storage="33.3")  # a day of storage costs fractions of a minor unit
         BillingPolicy.objects.update_or_create(id=1, defaults={"tax_percent": tax[0], "tax_inclusive": tax[1]})
         self.members = [MembershipFactory() for _ in range(2)]
         self.vouchers = [
@@ -137,7 +137,7 @@ class Simulation(RuleBasedStateMachine):
             )
             for customer in (0, 1)
         ]
-        clear_cache()
+        clear_cache()  # which counts refused codes, and would soon forbid more tries
         self.all_well(*calls * threads, but=(VoucherRefused,))
 
     @rule(customer=customers, amount=st.integers(1, 900))
@@ -167,7 +167,7 @@ class Simulation(RuleBasedStateMachine):
         self.credit_went_first(hold)
 
     def credit_went_first(self, hold: Hold) -> None:
-        """Money that was paid in is touched only when no credit is left, and a later lot only after a sooner one."""
+        """Paid-in money pays only when no credit is left; a lot pays only when those that expire sooner are empty."""
         used = {use.grant_id: use.used_minor for use in hold.credit_uses.all()}
         valid = [
             lot
@@ -240,7 +240,7 @@ class Simulation(RuleBasedStateMachine):
         assert broken(BROKEN_ACCOUNTS) == {}
 
     def teardown(self) -> None:
-        """In the end every run ends, all that can expire does, and what is left is what was paid in, or owed."""
+        """At the end all runs end and all credit expires. Only paid-in money is then left in the wallets."""
         if not hasattr(self, "members"):  # `open` was not called
             return
         for hold in Hold.objects.filter(state=Hold.States.HELD):
@@ -262,7 +262,7 @@ def test_no_order_of_events_loses_or_doubles_credit_or_tax(pytestconfig: pytest.
         Simulation,
         settings=settings(
             max_examples=2 if pytestconfig.getoption("--fast") else 4,
-            phases=[Phase.generate],
+            phases=[Phase.generate],  # no shrinking, which would repeat a failed example many times
             stateful_step_count=25,
             deadline=None,
             derandomize=True,

@@ -85,12 +85,12 @@ def test_rows_of_money_can_only_be_read(admin, account, provider, rf):
         name, row, page = model.__name__.lower(), model.objects.first(), site.get_model_admin(model)
         for answer in (admin.get(address(name, "changelist")), admin.get(address(name, "change", row.pk))):
             assert (name, answer.status_code) == (name, 200)
-        may = (
+        permissions = (
             page.has_add_permission(request),
             page.has_change_permission(request, row),
             page.has_delete_permission(request),
         )
-        assert (name, may) == (name, (False, False, False))
+        assert (name, permissions) == (name, (False, False, False))
     assert_locked(admin, account, posted_minor=1)
     assert admin.post(address("account", "add"), {}).status_code == 403
 
@@ -157,7 +157,7 @@ class TestPriceBook:
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
         draft = pricebooks.copy(book=PriceBook.objects.get())
-        draft.prices.update(amount=Decimal(378))  # 360 and 5 %
+        draft.prices.update(amount=Decimal(378))  # 5 % more than 360
         assert "With this price book" in text(admin.get(address("pricebook", "preview", draft.pk)))
         changes = text(admin.get(address("pricebook", "changes", draft.pk)))
         for shown in ("per node and hour, small, every product", "+5.0%"):
@@ -228,8 +228,9 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
     def add(amount):
         return admin.post(address("writeoff", "add"), form(amount))
 
-    def clean_slowly(form):
-        data = clean(form)
+    def clean_slowly(checked_form):
+        """Check the form. Meanwhile another administrator writes 2000 off."""
+        data = clean(checked_form)
         receivables.write_off(account=debt, amount_minor=2000, reason="The other one", user=other)
         return data
 
@@ -259,11 +260,11 @@ MINOR = re.compile(r"minor unit|\bminor\b", re.IGNORECASE)
 
 
 def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
-    """Each list and page with an amount, and the forms that take one."""
+    """Every list and page that shows an amount, and every form in which an amount is typed."""
     shown, typed = "$50.00", "0.05"
     account = wallet()
     grant = give_credit(account, 5000)
-    # A used voucher, since only its page shows the amount as text; that of an unused one has a field.
+    # A used voucher, since its page shows the amount as text. The page of an unused voucher has a field instead.
     voucher = Voucher.objects.create(code="SUMMER", reason="x", amount_minor=5000, currency="USD", uses=1)
     budget = Budget.objects.create(organization=account.organization, amount_minor=5000)
     top_up = paid_top_up(provider)
@@ -280,7 +281,7 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     policy = form_of(text(admin.get(address("billingpolicy", "add"))))
     assert admin.post(address("billingpolicy", "add"), policy | {"amount": typed}).status_code == 302
     assert BillingPolicy.objects.get().trial_credit_minor == 5
-    assert admin.get(address("billingpolicy", "add")).status_code == 403  # there is one policy
+    assert admin.get(address("billingpolicy", "add")).status_code == 403  # there can be only one policy
     assert admin.get(address("billingpolicy", "change", 1)).status_code == 200
 
 
@@ -335,6 +336,7 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
         return lines
 
     monkeypatch.setattr(invoices, "correctable_lines", lines_that_are_outdated_at_once)
+    # The form has not seen the note that was issued while its lines were read, so its submission would be refused.
     assert '<input type="hidden" name="notes_seen" value="1">' in text(admin.get(page))
     reader = UserFactory(is_staff=True)
     reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def top_up(provider):
-    """A paid top-up of $50 whose card was saved. An automatic one adds $20, which makes 7000 minor units."""
+    """A paid top-up of $50 whose card was saved. An automatic top-up adds $20: the wallet then has 7000 minor units."""
     return paid_top_up(provider)
 
 
-def automatic():
+def automatic_top_ups():
     return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
 
 
@@ -42,7 +42,7 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
     )
     assert auto_topup.run_due() == 0
     assert auto_topup.create_if_due(setup_pk=AutoTopUp.objects.get().pk) is None
-    assert not automatic().exists()
+    assert not automatic_top_ups().exists()
     activation.deactivated_at = None
     activation.save()
     assert auto_topup.run_due() == 1
@@ -51,8 +51,8 @@ def test_a_deactivated_service_is_not_charged(provider, top_up):
 
 
 class TestPeriodicTask:
-    def test_charges_below_the_threshold_while_it_is_on_and_then_no_more(self, provider, top_up):
-        switch_on_auto_top_ups(top_up, threshold=5000)  # the balance is not below it
+    def test_charges_only_while_it_is_on_and_the_balance_is_below_the_threshold(self, provider, top_up):
+        switch_on_auto_top_ups(top_up, threshold=5000)  # the balance of 5000 is not below the threshold
         assert auto_topup.run_due() == 0
         switch_on_auto_top_ups(top_up, threshold=6000)
         auto_topup.switch_off(account=top_up.account)
@@ -62,7 +62,7 @@ class TestPeriodicTask:
             auto_topup.run_due()
             provider.deliver()
         assert balance(top_up) == provider.held() == 7000
-        assert automatic().get().state == TopUp.States.PAID
+        assert automatic_top_ups().get().state == TopUp.States.PAID
 
     def test_waits_for_each_payment_and_stops_at_the_daily_limit(self, provider, top_up, monkeypatch):
         monkeypatch.setattr(auto_topup, "MAX_PER_DAY", 2)
@@ -70,14 +70,14 @@ class TestPeriodicTask:
         for number in range(auto_topup.MAX_PER_DAY + 1):
             for _ in range(2):
                 auto_topup.run_due()  # the second time a payment is open
-            assert automatic().count() == min(number + 1, auto_topup.MAX_PER_DAY)
+            assert automatic_top_ups().count() == min(number + 1, auto_topup.MAX_PER_DAY)
             provider.deliver()
 
     def test_inserts_nothing_while_an_old_payment_is_open(self, top_up):
-        """The insert would wait for the transaction that ends the payment, which waits for the lock of the settings."""
+        """It would wait for the transaction that ends the payment, which waits for the settings: a deadlock."""
         setup = switch_on_auto_top_ups(top_up)
         auto_topup.run_due()
-        automatic().update(created_at=timezone.now() - timedelta(days=2))
+        automatic_top_ups().update(created_at=timezone.now() - timedelta(days=2))
         with CaptureQueriesContext(connection) as queries:
             assert auto_topup.create_if_due(setup_pk=setup.pk) is None
         assert not [query["sql"] for query in queries if query["sql"].startswith("INSERT")]
@@ -91,13 +91,13 @@ class TestPeriodicTask:
         switch_on_auto_top_ups(top_up)
         with provider.network_failing(when):
             auto_topup.run_due()
-        assert automatic().get().state == TopUp.States.CREATED
-        automatic().update(created_at=timezone.now() - timedelta(hours=hours))
+        assert automatic_top_ups().get().state == TopUp.States.CREATED
+        automatic_top_ups().update(created_at=timezone.now() - timedelta(hours=hours))
         if hours:
             forget_idempotency_keys(provider)
         for _ in range(2):
             auto_topup.run_due()
-        assert automatic().get().state == TopUp.States.PENDING
+        assert automatic_top_ups().get().state == TopUp.States.PENDING
         assert payment_emails.send_due() == 0  # nothing has failed for good
         provider.deliver()
         assert provider.held() == balance(top_up) == 7000
@@ -106,9 +106,9 @@ class TestPeriodicTask:
         switch_on_auto_top_ups(top_up)
         with provider.network_failing():
             auto_topup.run_due()
-        automatic().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
+        automatic_top_ups().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
         auto_topup.run_due()
-        row = automatic().get()
+        row = automatic_top_ups().get()
         assert (row.state, row.failure) == (TopUp.States.FAILED, "unanswered")
 
 
@@ -117,13 +117,13 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
     provider.pay(page.rsplit("/", 1)[1], FAILS_LATER)
     provider.deliver()
     setup = switch_on_auto_top_ups(top_up, card=FAILS_LATER)
-    for _ in range(3):  # only the first time: the retry is an hour later
+    for _ in range(3):  # only the first call charges the card: the retry is due an hour later
         auto_topup.run_due()
         provider.deliver()
     setup.refresh_from_db()
     assert (setup.is_on, setup.failures, setup.last_failure) == (True, 1, "generic_decline")
     assert setup.retry_at > timezone.now() + timedelta(minutes=59)  # an hour after the failure
-    assert automatic().get().state == TopUp.States.FAILED
+    assert automatic_top_ups().get().state == TopUp.States.FAILED
     assert [payment_emails.send_due() for _ in range(2)] == [1, 0]
     (message,) = mail.outbox
     assert message.to == [top_up.created_by.email]
@@ -140,17 +140,17 @@ def test_failures_are_mailed_retried_and_forgotten_after_a_payment_and_the_third
         auto_topup.run_due()
         provider.deliver()
         AutoTopUp.objects.update(retry_at=timezone.now())
-    paid = automatic().get(state=TopUp.States.PAID)
+    paid = automatic_top_ups().get(state=TopUp.States.PAID)
     auto_topup.apply_intent(gateway.fetch_object("payment_intent", paid.payment_intent), livemode=False)  # once more
     setup.refresh_from_db()
     assert (setup.is_on, setup.failures) == (False, auto_topup.MAX_FAILURES)
-    assert automatic().count() == 2 + auto_topup.MAX_FAILURES  # with the failed and the paid one from above
+    assert automatic_top_ups().count() == 2 + auto_topup.MAX_FAILURES  # with the failed and the paid one from above
     payment_emails.send_due()
     assert "now switched off" in mail.outbox[-1].body
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(top_up):
+def test_a_second_worker_cannot_begin_a_top_up_before_the_first_has_written_its_row(top_up):
     """Otherwise both would charge the card: the second worker's top-up could be paid before the first has its row."""
     setup = switch_on_auto_top_ups(top_up)
     others = []
@@ -170,7 +170,7 @@ def test_a_second_worker_cannot_begin_one_before_the_first_has_written_its_row(t
     (other,) = others
     assert isinstance(other, OperationalError)
     assert "lock timeout" in str(other)
-    assert automatic().count() == 1
+    assert automatic_top_ups().count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -181,6 +181,7 @@ def test_a_wallet_is_locked_before_its_settings(provider, top_up, monkeypatch):
 
     @transaction.atomic
     def lock_settings():
+        """Raise if another thread has locked the settings."""
         return AutoTopUp.objects.select_for_update(nowait=True).get()
 
     def checked(move_money):

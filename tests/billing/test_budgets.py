@@ -65,7 +65,7 @@ class TestLimit:
         running = buy(account, 300, member=owner)
         Hold.objects.filter(pk=running.pk).update(created_at=month_of().start - timedelta(days=3))
         (state,) = budgets.states(owner.organization)
-        # 550 of 1000 are past the threshold of 50 percent, and not yet past that of 80.
+        # 550 of 1000 are past the threshold of 50 percent, but not past the one of 80 percent.
         assert (state.charged_minor, state.held_minor, state.left_minor, state.reached_threshold) == (250, 300, 450, 50)
 
 
@@ -141,6 +141,7 @@ def test_a_former_members_budget_is_kept_but_hidden_and_sends_no_mail(owner, acc
 
 class TestLowWallet:
     def spend(self, account: Account, amount: int, *, days_ago: int = 1) -> budgets.Runway:
+        """Charge a run that ended some days ago. Return how long the wallet lasts at its recent spend."""
         hold = buy(account, amount)
         settle(hold, amount)
         Hold.objects.filter(pk=hold.pk).update(ended_at=timezone.now() - timedelta(days=days_ago))

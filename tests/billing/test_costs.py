@@ -22,19 +22,20 @@ def test_costs_are_divided_by_member_workspace_or_node_spec(account):
     run(account, 100, member=bob, workspace="vision", node_spec="medium")
     run(account, 0, member=bob, workspace="speech", node_spec="medium")
     month = costs.month_of()
-    named = lambda dimension: [
+    shares_by = lambda dimension: [
         (share.name, share.amount_minor, share.runs, share.fraction)
         for share in costs.shares_by(costs.spending(account.organization, month), dimension)
     ]
-    assert named("member") == [(ann.user.email, 300, 1, 0.75), (bob.user.email, 100, 2, 0.25)]
-    assert named("workspace") == [("vision", 400, 2, 1.0), ("speech", 0, 1, 0.0)]
-    assert named("node_spec") == [("small", 300, 1, 0.75), ("medium", 100, 2, 0.25)]
+    assert shares_by("member") == [(ann.user.email, 300, 1, 0.75), (bob.user.email, 100, 2, 0.25)]
+    assert shares_by("workspace") == [("vision", 400, 2, 1.0), ("speech", 0, 1, 0.0)]
+    assert shares_by("node_spec") == [("small", 300, 1, 0.75), ("medium", 100, 2, 0.25)]
     run(account, 50)
-    assert ("", 50) in [row[:2] for row in named("workspace")]  # runs without the label
+    assert ("", 50) in [row[:2] for row in shares_by("workspace")]  # runs without the label
     assert costs.spent_minor(account.organization, month) == 450
     book(storage="300")
+    # 300: 10 of the 40 GB are free, and the others cost 300 a month each, for one of 30 days.
     storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)
-    assert ("", 350, 1) in [row[:3] for row in named("workspace")]  # a charge for storage is no run
+    assert ("", 350, 1) in [row[:3] for row in shares_by("workspace")]  # a charge for storage is no run
     other = wallet(balance_minor=1000).organization
     assert (costs.spent_minor(other, month), costs.spending(other, month)) == (0, [])
 
@@ -117,7 +118,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
     ],
 )
 def test_the_forecast_continues_the_spend_of_recent_days(account, runs, spent, daily):
-    now = datetime(2026, 11, 16, tzinfo=UTC)  # 15 days are left, with this one
+    now = datetime(2026, 11, 16, tzinfo=UTC)  # 15 days are left, including this one
     for amount, ago in runs:
         backdate(run(account, amount), now - ago)
     spent_minor = costs.spent_minor(account.organization, costs.month_of(now))

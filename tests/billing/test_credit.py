@@ -94,6 +94,7 @@ def test_the_database_refuses_to_use_a_lot_twice(account):
 @pytest.mark.django_db(transaction=True)
 def test_a_grant_repeated_at_once_is_posted_once_and_runs_that_end_at_once_use_it_once(account):
     key, clerk = uuid.uuid4(), UserFactory()
+    # The same grant, as each of the repeated requests builds it.
     lot = lambda: CreditGrant(pk=key, organization=account.organization, amount_minor=100, reason="A gift")
     grants = together(*[lambda: credit.grant(credit_grant=lot(), user=clerk, account=account)] * 5)
     assert {each.pk for each in grants} == {key}

@@ -26,6 +26,7 @@ TABLE = [
     ("KWD", "12.340", 12340, 10, "KWD12.340"),
 ]
 UNSUPPORTED = ["XAU", "XXX", "BTC", "usd", "IRR", "KPW", "", "US"]
+"""A metal, no currency, no ISO code, small letters, two currencies that Stripe does not support, and no code."""
 
 
 @pytest.mark.parametrize(("currency", "major", "minor", "step", "english"), TABLE, ids=[row[0] for row in TABLE])
@@ -90,8 +91,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("currency", REFUSED)
-def test_a_typed_amount_that_is_ambiguous_or_none_is_refused(currency):
-    """A budget of 1,000 must not become one of 1."""
+def test_a_text_that_is_ambiguous_or_no_amount_is_refused(currency):
+    """A customer who types 1,000 must not get a budget of 1."""
     for typed in REFUSED[currency]:
         with pytest.raises(ValueError, match=r"amount|decimals"):
             amounts.parse_amount(typed, currency)
@@ -163,7 +164,8 @@ class TestSettings:
 
     @pytest.mark.parametrize(
         ("currency", "least", "most"),
-        # Less than the least, an amount of zero, above the provider's maximum, no multiple of the step between them.
+        # The most is below the least; the least is zero; the most is above the provider's maximum; between them is no
+        # multiple of the step.
         [("USD", 500, 499), ("USD", 0, 100), ("USD", 500, 100_000_000), ("ISK", 110, 190)],
     )
     def test_limits_that_leave_no_amount_are_refused(self, settings, currency, least, most):

@@ -50,7 +50,7 @@ def pay(provider, top_up):
 
 class TestDeleted:
     def test_repeatedly_blocks_no_payment(self, provider, top_up):
-        """The provider keeps idempotency keys for a day; none may return a customer that was deleted since."""
+        """The provider keeps idempotency keys for a day. None may return a customer that was deleted meanwhile."""
         seen = {customer_id(top_up)}
         for _ in range(3):
             delete(provider, top_up)
@@ -143,7 +143,7 @@ class TestEvent:
 
 @pytest.mark.django_db(transaction=True)
 def test_payments_at_once_use_one_customer(provider):
-    """Members have different addresses, so the provider may create several; all pay into the one that is stored."""
+    """The idempotency key depends on the member's email address, so the provider may create several; one is stored."""
     top_up = paid_top_up(provider)
     delete(provider, top_up)
     organization = top_up.account.organization

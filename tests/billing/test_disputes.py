@@ -26,8 +26,8 @@ def top_up(provider):
     return paid_top_up(provider, card=DISPUTED)
 
 
-def credited(provider):
-    """Return a disputed top-up and all its events, of which only that of the payment was delivered."""
+def credited_and_disputed(provider):
+    """Return a disputed top-up and all its events. Only the event of the payment was delivered."""
     top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
     every = provider.fresh()
     provider.deliver(*[event for event in every if event["type"] == "checkout.session.completed"])
@@ -67,7 +67,7 @@ def test_each_movement_is_booked_once_and_the_state_follows(provider, top_up):
 
 
 def test_spent_money_is_owed_until_the_dispute_is_won(provider):
-    top_up, every = credited(provider)
+    top_up, every = credited_and_disputed(provider)
     account = top_up.account
     ledger.hold(account=account, amount_minor=3500)
     provider.deliver(*every)
@@ -100,7 +100,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
     AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=1, amount_minor=500)
 
     def deliver() -> tuple[int, bool, str]:
-        """Return the mails so far, and the state of automatic top-ups, which are then on again."""
+        """Return the number of mails so far, and the state of automatic top-ups. Switch them on again."""
         for _ in range(2):
             provider.deliver()
             payment_emails.send_due()  # the second time nothing is due
@@ -111,7 +111,8 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
     assert deliver() == (1, False, "disputed")
     end_dispute(provider, "won")
     assert deliver() == (1, True, "")
-    Dispute.objects.update(opened_at=timezone.now() - timedelta(days=60))  # the bank may take it back much later
+    # The bank may withdraw the money again much later.
+    Dispute.objects.update(opened_at=timezone.now() - timedelta(days=60))
     reopen_dispute(provider)
     assert deliver() == (2, False, "disputed")
     end_dispute(provider, "lost")
@@ -167,14 +168,14 @@ class TestAmounts:
         assert (balance(top_up), DisputeMovement.objects.count()) == (0, 1)
 
     def test_in_the_currency_of_the_providers_account_are_not_used(self, provider):
-        """The amount in euros changes with the exchange rate. Ours does not: all of it is taken, and all returned."""
+        """An amount in euros changes with the exchange rate. So the whole top-up is taken, and the whole returned."""
         top_up = paid_top_up(provider, card=DISPUTED, deliver=False)
         dispute = dispute_of(provider)
         first = dict(dispute["balance_transactions"][0]) | {"amount": -4321, "currency": "eur"}
         provider.sandbox.account.change(dispute, balance_transactions=[first])
         seen = []
-        # None: only the withdrawal that is there. -65 is a second one, which finds nothing left to take. Of an
-        # amount only the sign matters.
+        # None adds nothing to the first withdrawal. -65 is a second withdrawal, which finds nothing left to take. Only
+        # the sign of an amount matters.
         for amount in (None, -65, 4400, -4380):
             if amount:
                 move(provider, amount, currency="eur")
@@ -190,7 +191,7 @@ def test_what_version_0_1_booked_is_not_booked_again(provider, case):
 
     During an upgrade, when both versions work, it may still book the return.
     """
-    top_up, every = credited(provider)
+    top_up, every = credited_and_disputed(provider)
     dispute = dispute_of(provider)
     row = Dispute.objects.create(
         dispute_id=dispute["id"], top_up=top_up, amount_minor=5000, is_withdrawn=True, opened_at=timezone.now()
@@ -202,7 +203,7 @@ def test_what_version_0_1_booked_is_not_booked_again(provider, case):
         provider.deliver(*every)
         end_dispute(provider, "won")
         row.refresh_from_db()
-        assert (row.is_withdrawn, row.is_reinstated) == (True, False)  # version 0.1 would book it
+        assert (row.is_withdrawn, row.is_reinstated) == (True, False)  # so version 0.1 would book the return
         receivables.pay_in(**moved, reference=f"dispute-won:{dispute['id']}", is_return=True)
         Dispute.objects.update(is_reinstated=True)
     provider.deliver(*every)

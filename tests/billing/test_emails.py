@@ -23,7 +23,10 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def invoice(account, owner):
-    """A monthly invoice of one run and of storage."""
+    """A monthly invoice of 1250: a run of 950, and a day of storage.
+
+    10 of the 40 GB are free. The others cost 300 a month each: 300 for one of the 30 days.
+    """
     run(account, 950, member=owner)
     book(storage="300")
     storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)
@@ -78,7 +81,7 @@ class TestInvoice:
 )
 @pytest.mark.usefixtures("invoice", "accountant")
 def test_a_refused_address_is_retried_only_if_it_may_accept_later(owner, monkeypatch, error, is_retried):
-    """One refused address must not keep the mail from other readers, nor make them receive it every minute."""
+    """An address that is refused for good must neither keep the mail from other readers nor repeat it to them."""
     delivered, send = [], locmem.EmailBackend.send_messages
 
     def refuse_one(backend, messages):

@@ -155,7 +155,7 @@ class TestBrokenEvents:
     def test_text_that_the_database_cannot_store_stops_neither_the_webhook_nor_the_fetch_of_missed_events(
         self, provider, odd
     ):
-        """A payer typed it at the provider's page: the payment is credited all the same."""
+        """A payer may type such text at the provider's page. The payment is credited all the same."""
         top_up = paid_top_up(provider, deliver=False)
         session = provider.sandbox.account.store.get("checkout.session", top_up.session_id)
         details = {"customer_details": {"name": odd, odd: [odd]}}
@@ -186,7 +186,7 @@ def test_events_that_never_came_are_fetched_by_the_next_task_when_the_provider_a
     with provider.network_failing():
         tasks.fetch_events()
     assert "did not answer" in caplog.text
-    assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # without the one that came
+    assert events.fetch_undelivered() == len(provider.sandbox.events()) - 1  # all but the event that came
     assert events.fetch_undelivered() == 0
     events.apply_waiting()
     top_ups.append(paid_top_up(provider, deliver=False))

@@ -132,7 +132,7 @@ class TestCsv:
             ("1", "10:10", "10:11"),
         ]
         assert {row["unit_price"] for row in rows[1:3]} == {"3.60"}  # in the major unit, like amounts
-        run_line = invoice.lines.get()  # one line for each run; the CSV shows its parts
+        run_line = invoice.lines.get()  # an invoice has one line for each run, the CSV one for each part
         note = invoices.correct(invoice=invoice, amounts={run_line.pk: 26}, reason="A slip", user=None)
         assert [(row["rule"], row["amount"]) for row in self.rows(exports.invoice_csv(note))] == [
             ("correction", "-0.26"),

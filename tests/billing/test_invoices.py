@@ -43,7 +43,7 @@ def write(*rows: Invoice | InvoiceLine) -> None:
 
 class TestIssue:
     def test_has_a_line_for_each_receipt_once_and_takes_credit_off(self, account):
-        free = run(account, 0, "#1 a.py")  # alone it makes no invoice
+        free = run(account, 0, "#1 a.py")  # a free run alone makes no invoice
         assert invoices.issue(organization=account.organization) is None
         assert InvoiceSeries.objects.get().last == 0
         give_credit(account, 320)
@@ -89,7 +89,7 @@ class TestIssueDue:
         assert invoice.period_start == invoice.period_end == (month - timedelta(days=1)).date()
         assert invoices.issue_due() == []
         assert [line.receipt for line in issue(account).lines.all()] == [now]
-        assert [due.invoice for due in InvoiceMail.objects.all()] == [invoice]  # none for the one that was asked for
+        assert [due.invoice for due in InvoiceMail.objects.all()] == [invoice]  # none for a requested one
 
     def test_continues_after_a_failure(self, account, monkeypatch, caplog):
         others = [wallet(balance_minor=1000) for _ in range(2)]

@@ -31,7 +31,7 @@ def entries_sum(account):
 
 class TestPost:
     def test_moves_money_once(self):
-        account = wallet(balance_minor=300)  # enough for one
+        account = wallet(balance_minor=300)  # enough for one posting
         assert post("sale:1", (account, -300), (revenue(), 300)) is True
         assert post("sale:1", (account, -300), (revenue(), 300)) is False
         assert posted_and_held(account) == (entries_sum(account), 0) == (0, 0)

@@ -42,7 +42,7 @@ class TestStartTopUp:
         with pytest.raises(PaymentUnavailable):
             start_top_up()
         row = TopUp.objects.get()
-        assert row.state == TopUp.States.CREATED  # it cannot be paid
+        assert row.state == TopUp.States.CREATED  # it has no page, so it cannot be paid
         provider.wire.before = lambda *_call: None
         top_up = payments.start_top_up(account=row.account, amount_minor=5000, user=row.created_by)
         customer = PaymentCustomer.objects.get().customer_id

@@ -1,4 +1,4 @@
-"""The API of payments: cards without their numbers, automatic top-ups set as a whole, quotes paid for once."""
+"""The API of payments: saved cards without their numbers, automatic top-ups, and top-ups of what a quote lacks."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def client(api, owner):
 @pytest.fixture
 def card(client, account, provider):
     """The id of a card that was saved at the provider's page."""
-    return save(client, provider)
+    return save_card(client, provider)
 
 
-def save(client, provider, number=GOOD):
-    known = {each["id"] for each in listed(client)}
+def save_card(client, provider, number=GOOD):
+    known = {each["id"] for each in listed_cards(client)}
     page = client("post", "wallet/cards/")
     assert page.status_code == 201
     provider.pay(page.json()["url"].rsplit("/", 1)[1], number)
-    (fresh,) = [each["id"] for each in listed(client) if each["id"] not in known]
+    (fresh,) = [each["id"] for each in listed_cards(client) if each["id"] not in known]
     return fresh
 
 
-def listed(client):
+def listed_cards(client):
     return client("get", "wallet/cards/").json()["results"]
 
 
@@ -62,19 +62,19 @@ def switch_on(client, card, /, **changes):
 class TestCards:
     def test_are_listed_without_their_numbers_the_default_first(self, client, card, provider):
         visa = {"id": card, "brand": "Visa", "last4": "4242", "expires": "12/34", "is_default": True}
-        assert listed(client) == [visa]
-        other = save(client, provider, MASTERCARD)
-        # Before one is chosen, the default is the one that the provider lists first: this may be either.
-        second = next(each["id"] for each in listed(client) if not each["is_default"])
+        assert listed_cards(client) == [visa]
+        other = save_card(client, provider, MASTERCARD)
+        # Until a default is chosen, it is the card that the provider lists first, which may be either.
+        second = next(each["id"] for each in listed_cards(client) if not each["is_default"])
         answer = client("post", f"wallet/cards/{second}/default/")
-        assert (answer.status_code, answer.json()["results"]) == (200, listed(client))
+        assert (answer.status_code, answer.json()["results"]) == (200, listed_cards(client))
         first = ({card, other} - {second}).pop()
-        assert [(each["id"], each["is_default"]) for each in listed(client)] == [(second, True), (first, False)]
+        assert [(each["id"], each["is_default"]) for each in listed_cards(client)] == [(second, True), (first, False)]
 
     def test_switch_off_what_uses_them_when_they_are_removed(self, client, card):
         switch_on(client, card)
         assert client("delete", f"wallet/cards/{card}/").status_code == 204
-        assert listed(client) == []
+        assert listed_cards(client) == []
         assert client("get", "wallet/automatic/").json()["is_on"] is False
         assert client("delete", f"wallet/cards/{card}/").status_code == 404
 

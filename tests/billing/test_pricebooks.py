@@ -58,7 +58,7 @@ def test_the_latest_book_that_has_begun_is_current(published):
 
 
 class TestPublish:
-    def test_begins_now_unless_its_own_date_is_later(self, published):
+    def test_begins_now_if_its_own_date_has_passed(self, published):
         assert published.published_at is not None
         assert timezone.now() - published.effective_from < timedelta(minutes=1)
         draft = draft_of(published)
@@ -204,7 +204,7 @@ class TestSimulation:
         simulation = self.simulate(PriceBookFactory())
         assert simulation.unpriced == {"metered · small · 2": 1}  # product, node spec and nodes: runs
         assert simulation.simulated_minor == simulation.charged_minor == 360
-        self.run(account, 1800, labels=False)  # as before labels were stored: it keeps its cost
+        self.run(account, 1800, labels=False)  # like a run from before labels were stored, which keeps its cost
         simulation = self.simulate(draft_of(published, node_hour="720"))
         assert (simulation.without_usage, simulation.simulated_minor) == (1, 720 + 360)
 

@@ -38,7 +38,7 @@ PRICES = [
     PriceRow(PriceKind.EPOCH, Decimal("2.5"), product="coached"),
     PriceRow(PriceKind.MINIMUM, Decimal(5)),
 ]
-HUNDRED = [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")]
+HUNDRED_AN_HOUR = [PriceRow(PriceKind.NODE_HOUR, Decimal(100), node_spec="nano")]
 FIXED = {"product": "fixed", "mode": Mode.FIXED}
 SHORTEST = 60
 """Seconds of the shortest run: a ceiling must pay for a minute, since less would not get past a run's start. No test
@@ -114,7 +114,7 @@ def test_no_time_costs_nothing():
         ({"estimate": Estimate(600, 900.0001, "reference")}, 1800),
         ({"estimate": Estimate(600, 900.2, "reference")}, 1801),
         ({"ceiling_minor": 10**9}, 1800),  # a ceiling is no wish to pay more
-        ({"prices": HUNDRED, "ceiling_minor": 100, "max_seconds": 7200}, 3600),  # not 3599: 100/3600 recurs
+        ({"prices": HUNDRED_AN_HOUR, "ceiling_minor": 100, "max_seconds": 7200}, 3600),  # not 3599: 100/3600 recurs
         (FIXED | {"included_seconds": 3600}, 3600),
         (FIXED | {"estimate": Estimate(334, 33.4 * 10 * 1.5, "reference")}, 1002),  # 2 x 501; floats add no second
         (FIXED | {"included_seconds": 600, "ceiling_minor": 20}, 600 + 480),  # 20 - 8 buy 480 s at 90 an hour
@@ -197,7 +197,7 @@ def test_the_ceiling_pays_for_the_whole_deadline(offered):
 
 @given(offers(), st.booleans())
 def test_a_fixed_price_buys_no_more_than_the_time_it_includes(offered, completed):
-    """Every node-second past it is paid at the node-hour price, in the ceiling and in the charge."""
+    """Every node-second past the included time is paid at the node-hour price, in the ceiling and in the charge."""
     terms = offered.terms
     assume(terms.mode is Mode.FIXED)
     past = offered.deadline_seconds - terms.included_seconds

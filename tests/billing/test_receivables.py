@@ -72,7 +72,7 @@ def test_the_next_money_pays_the_debt_once():
 
 
 class TestReleasedMoney:
-    """It was paid in and held while a bank took the payment back: it must not be spent once more."""
+    """A hold kept money while a bank took its payment back. When released, that money must not be spent once more."""
 
     @pytest.fixture
     def held(self):

@@ -61,7 +61,7 @@ def test_a_refund_is_retried_after_a_network_failure_and_made_once(provider, top
     with provider.network_failing(when):
         row = refund(top_up)
     assert row.state == Refund.States.CREATED
-    assert balance(top_up) == 3000  # it can't be spent meanwhile
+    assert balance(top_up) == 3000  # the 2000 can't be spent meanwhile
     if is_key_forgotten:
         Refund.objects.update(created_at=timezone.now() - timedelta(days=2))
         forget_idempotency_keys(provider)
@@ -81,7 +81,7 @@ def test_the_oldest_refund_is_retried_first_if_more_wait_than_one_call_may_submi
 
 
 def test_a_refund_is_made_once_by_two_workers_that_submit_it_at_the_same_moment(provider, top_up):
-    """The second worker looks for the refund, finds none and submits it just before the first one's call arrives."""
+    """The second worker finds no refund at the provider, and submits it just before the first worker's call arrives."""
 
     def submit_first(method, path):
         if (method, path) == ("POST", "/v1/refunds"):
@@ -108,15 +108,15 @@ def test_a_refund_that_fails_later_returns_to_the_wallet_and_pays_the_debt_it_ma
 class TestMadeAtTheDashboard:
     def test_waits_while_a_refund_of_ours_that_will_be_refused_takes_the_rest(self, provider, top_up):
         with provider.network_failing():
-            ours = refund(top_up, 3000)
+            console_refund = refund(top_up, 3000)
         provider.ask("POST", "refunds", payment_intent=top_up.payment_intent, amount=4000)
-        (theirs,) = [row for row in provider.deliver() if row.type == "refund.created"]
-        assert (theirs.state, balance(top_up)) == (StripeEvent.States.PARKED, 2000)
+        (dashboard_event,) = [row for row in provider.deliver() if row.type == "refund.created"]
+        assert (dashboard_event.state, balance(top_up)) == (StripeEvent.States.PARKED, 2000)
         billing_refunds.submit_waiting()
-        ours.refresh_from_db()
-        assert (ours.state, balance(top_up)) == (Refund.States.FAILED, 5000)
-        assert "no more than" in ours.failure
-        events.apply(event_pk=theirs.pk)
+        console_refund.refresh_from_db()
+        assert (console_refund.state, balance(top_up)) == (Refund.States.FAILED, 5000)
+        assert "no more than" in console_refund.failure
+        events.apply(event_pk=dashboard_event.pk)
         assert both_sides_agree(provider)
         assert balance(top_up) == 1000
 

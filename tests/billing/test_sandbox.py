@@ -76,10 +76,10 @@ class TestPage:
             assert browser.post(challenge, data={"answer": "agree"}).status_code == 404
 
     def test_expires(self, customer, served, receiver, monkeypatch):
-        closed_by_us = create_checkout(customer, "top-up-1")
-        gateway.expire_checkout(closed_by_us.session_id)
+        closed_by_the_console = create_checkout(customer, "top-up-1")
+        gateway.expire_checkout(closed_by_the_console.session_id)
         monkeypatch.setattr(checkout, "SESSION_SECONDS", -1)
-        for checkout_page in (closed_by_us, create_checkout(customer, "top-up-2")):
+        for checkout_page in (closed_by_the_console, create_checkout(customer, "top-up-2")):
             assert "has expired" in pay(checkout_page).text
             assert receiver.next_event("checkout.session.expired")
         assert served.balance("usd") == 0
@@ -107,7 +107,7 @@ def test_cards_are_saved_without_a_payment_and_charged_until_they_are_removed(cu
     challenge = pay(setup_page(customer, "2"), ALWAYS_ASKS_FOR_CONFIRMATION).headers["Location"]
     browser.post(challenge, data={"answer": "agree"})
     (card,) = gateway.cards(customer)
-    for _ in range(2):  # the same key gives the same answer
+    for _ in range(2):  # the second call has the same key, and gets the same answer
         with pytest.raises(PaymentDeclined) as caught:
             charge(customer, card.method_id, "of a card that needs a confirmation each time")
         assert caught.value.reason == "authentication_required"
@@ -124,7 +124,7 @@ def test_a_dispute_is_decided_by_its_evidence(customer, served, receiver):
         update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
         assert gateway.fetch_object("dispute", dispute["id"])["status"] == status
         assert served.balance("usd") == 5000  # of the first payment, which was won
-        with pytest.raises(stripe.InvalidRequestError):  # it is decided
+        with pytest.raises(stripe.InvalidRequestError):  # the dispute is decided
             update(dispute["id"], {"evidence": {"uncategorized_text": evidence}})
 
 
@@ -142,7 +142,7 @@ def test_an_idempotency_key_gives_its_first_answer_for_a_day(customer, served):
 @pytest.mark.usefixtures("customer")
 def test_events_are_sent_until_they_are_accepted(receiver, monkeypatch):
     monkeypatch.setattr(delivery, "RETRY_SECONDS", (0.01,))
-    receiver.next_event("customer.created")  # that of the fixture
+    receiver.next_event("customer.created")  # of the fixture `customer`
     receiver.statuses = [500, 404, 302]
     gateway.create_customer(reference="2", name="Another", email="b@example.com")
     tries = [receiver.received.get(timeout=PATIENCE) for _ in range(4)]
@@ -177,7 +177,7 @@ def test_it_listens_on_loopback_only_requires_its_key_and_refuses_live_keys(serv
     for path in ("/", "/pay/cs_unknown", "/v1/unknown", "/v1/payment_intents/pi_unknown"):
         for method in ("GET", "POST"):
             assert browser.request(method, served.account.base_url + path, headers=right_key).status_code == 404
-    for length in ("-1", "one"):  # httpx refuses to send such a header
+    for length in ("-1", "one"):  # httpx refuses to send such a header, urllib does not
         wrong_length = Request(f"{served.account.base_url}/pay/cs_unknown", b"", {"Content-Length": length})
         with pytest.raises(HTTPError, match="404"):
             urlopen(wrong_length, timeout=PATIENCE)

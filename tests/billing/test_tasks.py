@@ -19,6 +19,7 @@ from tests.factories.billing import quote
 
 pytestmark = pytest.mark.django_db
 CORRECT = {"transactions": 0, "balances": 0, "holds": 0}
+"""How many rows of each kind are inconsistent in a ledger without errors."""
 
 
 def test_move_money_and_write_invoices_call_their_services(monkeypatch):
@@ -37,7 +38,7 @@ def test_expire_quotes_deletes_old_ones_that_nobody_bought(account):
     fresh, _stale, bought = (quote(account) for _ in range(3))
     hold = charges.hold(quote=bought, reference="order:1")
     user = bought.created_by
-    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)  # bought too, to extend it
+    longer = make_extension_quote(hold=hold, user=user, payload={}, deadline_seconds=4000)  # bought, by `extend`
     charges.extend(hold=hold, quote=longer, idempotency_key="1", user=user)
     long_ago = timezone.now() - timedelta(days=1, seconds=1)  # expired quotes are kept for a day
     Quote.objects.exclude(pk=fresh.pk).update(expires_at=long_ago)
@@ -70,7 +71,7 @@ def test_check_ledger_reports_each_kind_of_inconsistency(account, caplog):
     assert "The ledger is inconsistent" in caplog.text
     rows.update(held_minor=F("held_minor") - 1)
     assert reconciliation.check_ledger() == CORRECT | {"balances": 1, "holds": 1}
-    check_constraints()  # now, for the entries so far: at the end of the test it would find the wrong one
+    check_constraints()  # now: at the end of the test, the deferred triggers would find the wrong entry below
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL session_replication_role = replica")  # no trigger fires
         entry = Entry.objects.filter(account=account).latest("id")

@@ -117,7 +117,7 @@ RANGES = [
     ("bytes=4-2", 200), ("bytes=0-1,4-5", 200), ("bytes=-", 200), ("bytes=a-b", 200), ("bytes=٠-٢", 200),
     ("lines=0-1", 200), ("bytes=" + "9" * 1001 + "-", 200),
 ]  # fmt: skip
-"""A header Range for ten digits, and the part that is sent, or else the status."""
+"""A Range header for a file of ten digits, and the part that is sent, or else the status."""
 
 
 def test_a_range_of_a_file_is_sent_refused_or_ignored(client, folder):

@@ -182,7 +182,7 @@ def test_folders_count_as_entries_and_their_depth_is_limited(target):
     with pytest.raises(TooLarge):
         unpack(tar_of({"/".join("abcdefghijkl"): b""}), target, max_entries=10)
     with pytest.raises(BadArchive, match="deep"):
-        unpack(tar_of({"a/" * 65 + "x": b""}), target, max_entries=1000)
+        unpack(tar_of({"a/" * 65 + "x": b""}), target, max_entries=1000)  # 64 levels are allowed
 
 
 def test_a_decompression_bomb_is_stopped_early(target):
@@ -222,7 +222,7 @@ def zip_of_false_size():
 
 
 def zip_of_huge_directory():
-    """A zip that claims a directory larger than the limit in its end record."""
+    """A zip whose end record claims a directory larger than the limit."""
     data, size = zip_of({"a": b""}), archive_readers.ZIP_DIRECTORY_LIMIT + 1
     return patched(data, (data.rindex(b"PK\x05\x06") + 12, struct.pack("<L", size)))
 
@@ -327,6 +327,7 @@ def test_a_damaged_archive_is_refused_or_unpacked_inside(data, seed, changes, tm
     chance = random.Random(seed)
     damaged = bytearray(data)
     for _change in range(changes):
+        # A dot (0x2E) and a slash (0x2F) change where a name leads.
         damaged[chance.randrange(len(damaged))] = chance.choice([0, 1, 0x2E, 0x2F, 0x7F, 0xFF, chance.randrange(256)])
     try:
         with warnings.catch_warnings():

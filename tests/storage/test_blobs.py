@@ -75,7 +75,7 @@ def test_a_missing_or_damaged_blob_is_not_linked(owner):
     blob.unlink()
     second = publish(owner.organization, {"a": CONTENT})
     assert status(first, "a").st_ino != status(second, "a").st_ino
-    for damaged in (b"y" * len(CONTENT), b"damaged"):
+    for damaged in (b"y" * len(CONTENT), b"damaged"):  # of the same size, and of another
         (blob,) = all_blobs()
         blob.unlink()
         blob.write_bytes(damaged)
@@ -111,7 +111,7 @@ def test_a_crash_between_two_steps_leaves_published_files_alone(owner, monkeypat
         patch.setattr(os, call, crash)
         with pytest.raises(KeyboardInterrupt):
             publish(owner.organization, {"a": CONTENT, "z": b"12"})
-    for folder in catalog.scratch().iterdir():
+    for folder in catalog.scratch().iterdir():  # what the crash left, which garbage collection removes later
         remove_tree(folder)
     assert (selectors.version_folder(first) / "a").read_bytes() == CONTENT
     assert status(first, "a").st_nlink == 2  # in the version and as a blob

@@ -44,7 +44,7 @@ def test_steps_and_output_are_printed(monkeypatch):
             progress.output("hello from the image")
         return force  # whether it has built the image
 
-    monkeypatch.setattr(builder, "build", build)  # it also checks the name
+    monkeypatch.setattr(builder, "build", build)  # the real one would refuse the name `small`
     text = run_command("small", force=True)
     # Before "s]" the seconds since the start are printed.
     for line in ("s] Creating a virtual environment\n", "    hello from the image\n", "The image 'small' is ready ("):

@@ -72,15 +72,18 @@ def test_invalid_names_are_reported_at_their_field(owner):
 
 
 def test_names_are_unique_per_organization_while_not_deleted(owner, stranger):
-    for make, delete in ((new_dataset, "dataset"), (new_workspace, "workspace")):
+    for make, delete in (
+        (new_dataset, lambda first: retention.delete_dataset(dataset=first, user=owner.user)),
+        (new_workspace, lambda first: retention.delete_workspace(workspace=first, user=owner.user)),
+    ):
         first = make(owner, "same")
         with pytest.raises(NameTaken) as refused:
             make(owner, "same")
         assert set(refused.value.fields) == {"name"}
         make(stranger, "same")
-        getattr(retention, f"delete_{delete}")(**{delete: first}, user=owner.user)
+        delete(first)
         make(owner, "same")
-    assert len(list((selectors.root() / "workspaces").iterdir())) == 3
+    assert len(list((selectors.root() / "workspaces").iterdir())) == 3  # also that of the deleted workspace
 
 
 def test_a_published_version_is_read_only_and_the_next_one_leaves_it_as_it_is(owner):
@@ -121,7 +124,7 @@ def test_a_refused_archive_leaves_nothing(owner, settings):
         with pytest.raises(error):
             publish(dataset, data)
         assert leftovers() == published() == []
-    retention.delete_dataset(dataset=dataset)  # while its upload runs
+    retention.delete_dataset(dataset=dataset)  # while an upload runs that began before
     with pytest.raises(NotFound):
         publish(dataset)
     assert leftovers() == published() == list(dataset.versions.all()) == []
@@ -323,7 +326,7 @@ def test_deleted_items_count_until_they_are_removed(owner):
     assert selectors.usage(organization) == everything
     retention.restore(item=second, user=owner.user)
     assert selectors.dataset_named(organization, "mnist").latest == second
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound):  # it is not deleted any more
         retention.remove(item=second, user=owner.user)
     retention.delete_dataset(dataset=second.dataset, user=owner.user)
     new_dataset(owner)
@@ -345,11 +348,11 @@ def test_an_archive_is_refused_while_it_is_unpacked(owner, monkeypatch):
     dataset, taken = new_dataset(owner), []
     remove = trees.remove_tree
 
-    def look(*, folder, scratch):
+    def measure_and_remove(*, folder, scratch):
         taken.append(trees.measure(root=scratch).usage.counted_bytes)
         remove(folder=folder, scratch=scratch)
 
-    monkeypatch.setattr(trees, "remove_tree", look)
+    monkeypatch.setattr(trees, "remove_tree", measure_and_remove)
     large, many = {"x": bytes(8 * 1024**2)}, {f"{number}": b"" for number in range(1000)}
     for data in (zip_of(large), tar_of(large, compressed=True), zip_of(many), tar_of(many, compressed=True)):
         assert len(data) < quota
@@ -369,7 +372,7 @@ def test_an_upload_that_crashed_counts_until_collected(owner, monkeypatch):
         with pytest.raises(BadArchive):
             publish(dataset, b"x" * 1000)
     assert selectors.usage(owner.organization).size_bytes >= 1000
-    assert garbage_collection.collect() == 0  # what it left is too young
+    assert garbage_collection.collect() == 0  # what the upload left is too young
     monkeypatch.setattr(garbage_collection, "ABANDONED_AFTER", timedelta(0))
     garbage_collection.collect()
     assert selectors.usage(owner.organization) == Usage()
@@ -383,7 +386,7 @@ def test_a_reservation_of_entries_alone_is_released(owner):
 
 
 def test_moving_folders_while_measured_hides_nothing(owner, monkeypatch):
-    """An incomplete measurement leaves the last one as it is."""
+    """An incomplete measurement does not replace the last complete one."""
     workspace = new_workspace(owner)
     (selectors.workspace_folder(workspace) / "large").write_bytes(b"x" * 1000)
     counted = catalog.measure_workspace(workspace=workspace)

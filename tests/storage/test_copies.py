@@ -52,8 +52,8 @@ def test_a_copy_has_only_files_and_folders_and_counts(workspace, folder):
 
 def test_a_copy_stays_within_the_quota_and_the_limit_of_a_request(workspace, folder, monkeypatch):
     used = selectors.storage_used(workspace.organization)
-    Quota.objects.update(max_storage_bytes=used + 2 * ENTRY_BYTES)  # for two entries, but not for their content
-    for source in ("src", "src/run.sh"):
+    Quota.objects.update(max_storage_bytes=used + 2 * ENTRY_BYTES)  # for two entries, without content
+    for source in ("src", "src/run.sh"):  # a copy of a file counts as two until it leaves its scratch folder
         with pytest.raises(TooLarge):
             copies.copy_entry(workspace=workspace, source=source, target="copy")
         with pytest.raises(TooLarge):

@@ -57,7 +57,7 @@ def send_parts(client, upload, content, numbers):
 
 
 def left_in(bucket):
-    """Return the keys of the uploads' objects in the bucket, and those of unfinished uploads."""
+    """Return the keys of the objects that uploads left in the bucket, and the keys of unfinished multipart uploads."""
     return seaweedfs.keys(bucket, direct_uploads._prefix())
 
 
@@ -106,6 +106,7 @@ def test_a_fetch_continues_after_a_crash(client, upload_bucket, monkeypatch):
     s3.complete_multipart(upload_bucket, direct_uploads._object_key(row), row.multipart_id,
                           direct_uploads._complete_parts(row))  # fmt: skip
     assert client.post(url_of(upload, "complete/")).status_code == 202
+    # As if another process had died after it fetched 1000 bytes.
     path = uploads.folder() / row.key.hex
     path.write_bytes(ARCHIVE[:1000])
     offsets = []

@@ -42,7 +42,7 @@ def put(root, scratch, path, content=b"x", limit=MIB):
 
 
 def every_operation(root, scratch, path):
-    """Try every operation that takes a path. Return the type of each error, or None for one that was accepted."""
+    """Try every operation that takes a path. Return the type of each error, or None where there was none."""
     acts = [
         lambda: files.stat(root=root, path=path),
         lambda: files.read(root=root, path=path).close(),
@@ -149,7 +149,7 @@ def test_a_link_created_while_writing_is_not_followed(root, scratch):
         stop.set()
         thread.join()
     assert refused
-    assert seen <= {"mine", ""}
+    assert seen <= {"mine", ""}  # empty between the creation of the file and its first write
     assert sorted(path.name for path in (root.parent / "outside").iterdir()) == ["secret.txt"]
 
 
@@ -260,7 +260,7 @@ def test_pages_list_each_entry_once_while_others_come_and_go(root, folders_first
 
 
 def test_an_invalid_cursor_is_refused(root):
-    for cursor in ("x", "2YQ==", "0!", "0é", "0YQ"):  # a valid one is 0 or 1, and a name in Base64: 0YQ==
+    for cursor in ("x", "2YQ==", "0!", "0é", "0YQ"):  # a valid cursor is 0 or 1, and a name in Base64: 0YQ==
         with pytest.raises(InvalidInput):
             files.list_folder(root=root, after=cursor)
 
@@ -323,7 +323,7 @@ def test_a_move_creates_folders_and_replaces_nothing(root, scratch):
     ):  # fmt: skip
         with pytest.raises(error):
             files.move(root=root, source=source, target=target)
-    (root / "new/place").chmod(0o500)  # such a folder cannot be moved, unless by root
+    (root / "new/place").chmod(0o500)  # only root can rename such a folder, unless the move makes it writable
     files.move(root=root, source="new/place", target="place")
     assert (root / "place/a.txt").exists()
     assert stat.S_IMODE((root / "place").stat().st_mode) == 0o700

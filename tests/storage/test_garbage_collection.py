@@ -13,6 +13,8 @@ from tests.factories.storage import DatasetFactory, ModelVersionFactory, Workspa
 from tests.storage.archives import tar_of
 
 pytestmark = pytest.mark.django_db
+NAMES = ("live", "expired", "recent")
+"""Datasets and workspaces that are not deleted, and that were deleted more and less than the retention ago."""
 
 
 @pytest.fixture
@@ -43,20 +45,20 @@ def dataset_with_files(owner, name):
 @pytest.mark.usefixtures("eight_days_later")
 def test_files_without_a_row_are_removed(owner):
     leftover()
-    datasets = [dataset_with_files(owner, name) for name in ("live", "expired", "recent")]
-    workspaces = {name: WorkspaceFactory(organization=owner.organization, name=name) for name in ("w", "x", "y")}
+    datasets = [dataset_with_files(owner, name) for name in NAMES]
+    workspaces = [WorkspaceFactory(organization=owner.organization, name=name) for name in NAMES]
     model = ModelVersionFactory(model__organization=owner.organization)
     strays = [selectors.root() / area / "stray" for area in ("workspaces", "models")]
     for stray in strays:
         stray.mkdir()
     now = timezone.now()
-    for dataset, workspace, days in (("expired", "x", 8), ("recent", "y", 6)):
-        Dataset.objects.filter(name=dataset).update(deleted_at=now - timedelta(days=days))
-        Workspace.objects.filter(name=workspace).update(deleted_at=now - timedelta(days=days))
+    for name, days in (("expired", 8), ("recent", 6)):
+        Dataset.objects.filter(name=name).update(deleted_at=now - timedelta(days=days))
+        Workspace.objects.filter(name=name).update(deleted_at=now - timedelta(days=days))
     # Two strays, two leftovers, and the expired dataset and workspace.
     assert garbage_collection.collect() == 6
     assert [selectors.version_folder(each.versions.get()).exists() for each in datasets] == [True, False, True]
-    assert [selectors.workspace_folder(workspaces[name]).exists() for name in "wxy"] == [True, False, True]
+    assert [selectors.workspace_folder(each).exists() for each in workspaces] == [True, False, True]
     assert selectors.model_folder(model).exists()
     assert not [stray for stray in strays if stray.exists()]
     assert list(catalog.scratch().iterdir()) == []

@@ -54,7 +54,7 @@ def fetched(repository, owner):
     """`fetched(branch, url, name)` creates a workspace from the repository; returns its folder."""
 
     def create(branch="", url=f"file://{repository}", name="code"):
-        options = {"protocol.file.allow": "always"}
+        options = {"protocol.file.allow": "always"}  # `fetch` itself allows no protocol
         workspace = catalog.create_workspace(
             organization=owner.organization,
             user=None,
@@ -104,14 +104,14 @@ def test_hostile_or_missing_repositories_leave_nothing(fetched, repository, owne
     git(repository, "add", "large")
     git(repository, "commit", "-m", "large")
     monkeypatch.setattr(git_import, "MAX_BYTES", 1024**2)
-    with pytest.raises((GitFailed, TooLarge)):  # by the limit of git's files, or else of the unpacked ones
+    with pytest.raises((GitFailed, TooLarge)):  # by the limit of what git writes, or of the unpacked files
         fetched()
-    talkative = repository.parent / "git"
+    talkative = repository.parent / "git"  # a git whose error output is longer than MAX_BYTES
     talkative.write_text("#!/bin/sh\nexec head -c 2000000 /dev/zero >&2")
     talkative.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setattr(git_import.shutil, "which", lambda _name: str(talkative))
-        with pytest.raises(GitFailed):  # by the same limit: error output is not kept in memory
+        with pytest.raises(GitFailed):  # by the limit of what git writes: its errors go to a file
             fetched()
     monkeypatch.setattr(git_import, "MAX_SECONDS", 0)
     with pytest.raises(GitFailed, match="too long"):
@@ -198,7 +198,7 @@ def imported(repository, resolve, monkeypatch):
 
 def test_a_repository_is_imported_by_a_worker(client, member, imported):
     body = {"name": "code", "git_url": URL}
-    with pytest.raises(InvalidInput):  # one source at most
+    with pytest.raises(InvalidInput):  # a template and a repository at once
         start_workspace(organization=member.organization, user=None, template="mnist_ddp", **body)
     started = client.post("/api/v1/workspaces/", body)
     assert (started.status_code, started.json()["state"]) == (202, "waiting")
@@ -247,7 +247,7 @@ def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_tim
     User.objects.filter(pk=member.user_id).update(language="zh-hans")
     row = start_workspace(organization=member.organization, user=member.user, name="code", git_url=URL)
     tasks.resume_imports()
-    assert not sent  # a worker may still carry it out
+    assert not sent  # a worker may still carry out so young an import
     WorkspaceImport.objects.update(updated_at=timezone.now() - workspace_imports.STALE_AFTER, attempts=3)
     tasks.resume_imports()
     assert sent == [(row.pk,)]

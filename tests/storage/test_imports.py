@@ -150,7 +150,7 @@ def test_a_changed_file_is_received_from_its_start_and_a_wrong_rest_is_refused(s
     row = imported(dataset, f"https://{server.host}/f")
     assert content_of(row.version, "f") == b"new" * 10
     server.files, server.cuts, server.change = {"/f": CONTENT}, 1, {"/f": CONTENT + b"longer"}
-    server.keeps_etag = True
+    server.keeps_etag = True  # so only the length shows that the rest is of another file
     assert imported(dataset, f"https://{server.host}/f").error == imports.REFUSED
 
 
@@ -240,7 +240,7 @@ def test_redirects_and_certificates_are_checked(server, dataset, monkeypatch):
         ("missing", imports.REFUSED),
     ):  # fmt: skip
         assert imported(dataset, f"https://{server.host}/{path}").error == error
-    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)  # which does not trust our authority
+    monkeypatch.setattr(connections, "tls_context", ssl.create_default_context)  # which does not trust the server
     assert imported(dataset, f"https://{server.host}/good").error == imports.UNREACHABLE
 
 
@@ -259,7 +259,7 @@ def test_an_import_is_limited_in_size_by_the_quota_and_in_number(server, dataset
         imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
 
 
-def test_an_import_is_limited_in_time_without_its_wait(server, dataset, monkeypatch):
+def test_the_time_limit_of_an_import_does_not_count_its_wait(server, dataset, monkeypatch):
     server.files = {"/f": CONTENT}
     monkeypatch.setattr(import_progress, "REPORT_SECONDS", 0)
     waited = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
@@ -290,4 +290,4 @@ def test_an_import_is_started_over_the_api_and_its_file_is_kept_while_it_is_open
     assert listed["id"] == answer.json()["id"]
     (imports.folder() / imports._name_of(listed["id"])).write_bytes(b"x")
     garbage_collection.collect()
-    assert len(list(imports.folder().iterdir())) == 1  # that of the open import
+    assert len(list(imports.folder().iterdir())) == 1  # the file of the open import

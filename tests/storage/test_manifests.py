@@ -11,7 +11,7 @@ NAMES = st.sampled_from(["a", "b", "a.b", "a-", "z", "数据", "new\nline", " ",
 PATHS = st.sets(st.lists(NAMES, min_size=1, max_size=4).map(tuple), max_size=12)
 
 
-def is_possible(paths):
+def possible_files(paths):
     """Return the paths that can be files together: none is a folder of another one."""
     return [path for path in paths if not any(other[: len(path)] == path and other != path for other in paths)]
 
@@ -23,7 +23,7 @@ def test_each_file_is_found_and_no_other(tmp_path_factory, paths):
     folder = top / "files"
     folder.mkdir()
     (folder / "link").symlink_to("a")
-    present = {"/".join(path): "/".join(path).encode() for path in is_possible(paths)}
+    present = {"/".join(path): "/".join(path).encode() for path in possible_files(paths)}
     for path, content in present.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)

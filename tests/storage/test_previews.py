@@ -8,6 +8,7 @@ from storage import files, previews
 from storage.previews import Preview, preview
 
 LONG = csv.field_size_limit() + 1
+"""The length of a field that the csv module refuses, so that the file is shown as text."""
 TABLE = [
     ("a.csv", b'x,y\r\n1,"a,b"\r\n', Preview(rows=(("x", "y"), ("1", "a,b")))),
     ("a.tsv", b"x\ty\n<b>\t2\n", Preview(rows=(("x", "y"), ("<b>", "2")))),

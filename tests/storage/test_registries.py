@@ -22,10 +22,10 @@ def test_a_password_is_stored_encrypted_and_survives_a_rotated_secret_key(owner,
     assert registries.password_of(registry) == "hunter2"
     assert registries.registry_for(organization=stranger.organization, reference=reference) is None
     old, settings.SECRET_KEY = settings.SECRET_KEY, "another-key"
-    assert registries.password_of(registry) == ""  # it cannot be decrypted
+    assert registries.password_of(registry) == ""  # the password cannot be decrypted
     settings.SECRET_KEY_FALLBACKS = [old]
     assert registries.password_of(registry) == "hunter2"
-    registries.save_registry(organization=owner.organization, host=saved.host)  # with the default password, none
+    registries.save_registry(organization=owner.organization, host=saved.host)  # no password
     assert registries.password_of(Registry.objects.get()) == ""
 
 

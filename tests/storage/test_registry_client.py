@@ -31,7 +31,10 @@ def _loopback(settings):
 
 
 class Fake:
-    """A web server. `answers` are its statuses and headers by path; `asked` has path and authorization."""
+    """A web server. `asked` has path and authorization of each request.
+
+    `answers` has status, headers and body by path, or a function that returns them for the headers of a request.
+    """
 
     def __init__(self):
         fake, self.asked, self.answers = self, [], {}

@@ -70,7 +70,7 @@ def test_a_part_url_takes_only_that_part_of_that_size(s3_server):
 
 
 class ChunkedError(BaseHTTPRequestHandler):
-    """Refuses each request with an error in chunks, as AWS does; SeaweedFS sends its length."""
+    """Refuses each request with an error in chunks, as AWS does. SeaweedFS sends the length instead."""
 
     def do_GET(self):
         body = b"<Error><Code>NoSuchBucket</Code></Error>"

@@ -14,7 +14,7 @@ VALUE = "s3cr3t-of-the-test"
 
 
 def test_what_cannot_be_a_variable_is_refused_and_one_too_many(owner, monkeypatch):
-    too_long = "ä" * (environment.MAX_SECRET_BYTES // 2 + 1)
+    too_long = "ä" * (environment.MAX_SECRET_BYTES // 2 + 1)  # two bytes each
     for field, values in (("name", ("RANK", "1A", "A-B", "", "A" * 101)), ("value", ("", "\0", "\ud800", too_long))):
         for value in values:
             form = {"name": "A", "value": "x"} | {field: value}

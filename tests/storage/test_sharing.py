@@ -63,7 +63,7 @@ def test_wrong_expired_revoked_and_deleted_codes_get_one_answer(dataset, strange
         elif kind == "revoked":
             sharing.revoke_share(share=share, user=None)
     for kind, code in codes.items():
-        if kind == "deleted":  # the last one, since this ends all codes of the dataset
+        if kind == "deleted":  # last, since the deletion ends all codes of the dataset
             Dataset.objects.update(deleted_at=timezone.now())
         with pytest.raises(InvalidInput) as refused:
             accept(stranger, code)
@@ -92,7 +92,8 @@ def test_a_name_means_the_organizations_own_dataset_then_a_shared_then_a_public_
     assert sharing.one_per_name(sharing.usable_datasets(stranger.organization)) == [own]
     with pytest.raises(NameTaken):
         accept(stranger, sharing.create_share(dataset=dataset, user=None, label="again")[1])
-    sharing.leave_share(organization=stranger.organization, user=stranger.user, name="digits")  # the own one has none
+    # The own dataset hides the share, which can be left all the same.
+    sharing.leave_share(organization=stranger.organization, user=stranger.user, name="digits")
     assert not DatasetShare.objects.filter(recipient=stranger.organization, revoked_at=None).exists()
 
 

@@ -13,7 +13,7 @@ from storage.trees import ENTRY_BYTES, Usage
 
 
 class Budget:
-    """A meter with a limit, as a reservation of quota is one."""
+    """A meter with a limit, like a reservation of quota."""
 
     def __init__(self, most=10**9):
         self.most = most
@@ -51,7 +51,7 @@ def fill_with_hostile_entries(root):
     (root / "folder-link").symlink_to("../outside")
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as unix:
-        unix.bind("socket")  # a relative path, since that of a socket has at most 107 bytes
+        unix.bind("socket")  # a relative path, since a socket's path has at most 107 bytes
     for name in (b"caf\xe9", b"line\nbreak\\"):
         with open(os.path.join(os.fsencode(root), name), "wb") as file:  # noqa: PTH118, PTH123 - pathlib takes no bytes
             file.write(b"x")

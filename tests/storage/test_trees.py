@@ -66,7 +66,7 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
 
     def move(folder):
         result = measure(folder)
-        if result == (Measurement(Usage(100, 1)), []):  # this was `b`, whose `..` comes next
+        if result == (Measurement(Usage(100, 1)), []):  # `b` was measured, and its `..` comes next
             (root / "a" / "b").rename(outside / "b")
         return result
 
@@ -74,7 +74,7 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
     assert trees.measure(root=root) == Measurement(Usage(100, 4), is_complete=False)
 
 
-def test_closed_folders_count_and_those_that_stay_closed_make_it_incomplete(root):
+def test_closed_folders_count_and_those_that_stay_closed_make_a_measurement_incomplete(root):
     for name in ("closed", "inner"):
         (root / name / "b").mkdir(parents=True)
         (root / name / "b" / "file").write_bytes(b"x" * 100)

@@ -41,7 +41,7 @@ PAUSE_SECONDS = 0.002
 SEND_BUFFER = 64 * 1024
 """Bytes that wait in the line while the server is slow. Megabytes that never left it would count as sent."""
 SENT_TWICE = 5 * MIB // 2
-"""Bytes that may reach the server twice. A cut alone loses nothing that reached it; the rest are headers, and what the
+"""Bytes that may reach the server twice. A cut alone loses nothing that reached it; these are headers, and what the
 killed process had received but not written. None of these grows with the file."""
 METADATA = {"purpose": "workspace", "name": "code", "path": "received.bin", "filename": "source.bin"}
 
@@ -54,7 +54,7 @@ class Line:
         self._lock = threading.Lock()
         self._open = threading.Lock()  # held while bytes pass, and by a test that stops them
         self.sent = 0
-        """Bytes that reached the server while it lived: the client may have put more on its side of a cut line."""
+        """Bytes that were passed to the server. The client may have sent more, which the line lost when it was cut."""
         self.cut = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -126,7 +126,7 @@ def server(settings):
         yield port, psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.wait(120)  # it heeds the signal once the process that replaces the killed one has started
+        process.wait(120)  # it heeds the signal only after it has replaced the killed process
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def _has_ended(process):
         return True
 
 
-def test_cuts_a_killed_process_checksums_and_parts_in_parallel(server, token, source, member):
+def test_clients_survive_cuts_and_a_kill_and_may_send_checksums_and_parallel_parts(server, token, source, member):
     expected = digest_of(source)
     for count, send in enumerate((partial(send_with_tuspy, retries=60, retry_delay=0.2), send_with_tus_js), 1):
         send_through_cuts(send, server, token, source)

@@ -141,7 +141,7 @@ def test_a_file_is_moved_into_the_workspace(tus, organization):
     assert (workspace.size_bytes, workspace.entry_count) == (len(CODE), 3)
     assert tus.state(url)["sha256"] == hashlib.sha256(CODE).hexdigest()
     assert left_over(organization) == ([], [])
-    assert tus.patch(tus.begin(1, FILE), 0, b"x").status_code == 204  # replaces it
+    assert tus.patch(tus.begin(1, FILE), 0, b"x").status_code == 204  # replaces the first file
     workspace.refresh_from_db()
     assert (stored(organization), workspace.size_bytes, workspace.entry_count) == (b"x", 1, 3)
 
@@ -300,7 +300,7 @@ def test_an_interrupted_join_is_continued(tus, organization, copied):
     used = Upload.objects.latest("pk")
     final = uploads.create_final(organization=organization, user=None, new=new, part_keys=keys)
     with pytest.raises(uploads.UploadEnded):
-        uploads.terminate(used)  # by a request that read the part before
+        uploads.terminate(used)  # by a request that read the part before it was joined
     uploads._file(final).write_bytes(CODE[: 5000 + copied])
     uploads._file(Upload.objects.get(key=keys[0])).unlink()  # it has become the file of the final upload
     garbage_collection.collect()
@@ -356,7 +356,7 @@ def test_expired_uploads_are_removed(tus, organization):
     ],
 )
 def test_finishing_is_repeated_after_a_crash(tus, organization, monkeypatch, metadata, point):
-    """The process dies before or after the bytes were put in place; in both cases the database knows nothing of it."""
+    """The process dies before or after it puts the bytes in place. The database does not say which."""
 
     def die(*_arguments, **_values):
         raise Crash
@@ -398,7 +398,7 @@ def test_an_upload_that_is_terminated_while_it_is_finished_publishes_nothing(tus
     assert not DatasetVersion.objects.exists()
     assert left_over(organization) == ([], [])
     with pytest.raises(NotFound):
-        uploads.finish(upload)  # by a process that read the upload before
+        uploads.finish(upload)  # by a process that read the upload before it was terminated
 
 
 class Interleaved:

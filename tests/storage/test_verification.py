@@ -23,6 +23,7 @@ def findings(**options):
 @pytest.fixture
 def version(owner):
     dataset = catalog.create_dataset(organization=owner.organization, user=None, name="digits")
+    # `sub.txt` sorts before `sub/b`, but after the folder `sub`.
     files = {"a": b"1", "sub/b": b"2", "sub.txt": b"3", "sub/deep/c": b"4"}
     return catalog.publish_version(dataset=dataset, user=None, stream=io.BytesIO(tar_of(files)))
 
@@ -90,7 +91,7 @@ def test_repair_removes_what_no_row_names_and_counts_again(workspace, owner, mon
     # Only a note, because garbage collection removes the folder a week after its last change.
     assert found["datasets/orphan"][0] is found[f"workspace {slug}/code"][0] is Level.NOTE
     assert found[f"recycle bin of {slug}/code"][0] is Level.PROBLEM
-    monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", timedelta(0))  # so it should be removed already
+    monkeypatch.setattr(garbage_collection, "KEPT_AFTER_DELETION", timedelta(0))  # so the folder should be gone
     assert findings()["datasets/orphan"][0] is Level.PROBLEM
     call_command("verify_storage", "--repair")
     shown = capsys.readouterr().out
