@@ -161,7 +161,8 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
         return
     try:
         intent = gateway.find_charge(reference=str(top_up.pk), customer_id=customer_id) if is_retry else None
-        if intent is None and top_up.created_at < timezone.now() - GIVE_UP_AFTER:
+        is_too_old = top_up.created_at < timezone.now() - GIVE_UP_AFTER
+        if intent is None and (is_too_old or not _is_on(top_up.account)):
             _fail(top_up, "unanswered")
             return
         intent = intent or gateway.charge_card(
@@ -187,6 +188,12 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(
         state=TopUp.States.PENDING, payment_intent=intent.id
     )
+
+
+def _is_on(account: Account) -> bool:
+    """Return whether the wallet's automatic top-ups are on and its organization has not given up the service."""
+    is_ended = ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
+    return not is_ended and AutoTopUp.objects.filter(account=account, is_on=True).exists()
 
 
 def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = None) -> bool:

@@ -32,14 +32,16 @@ def automatic_top_ups():
     return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
 
 
+def give_up_service(top_up):
+    now = timezone.now()
+    return ServiceActivation.objects.create(
+        organization=top_up.account.organization, terms_version="1", activated_at=now, deactivated_at=now
+    )
+
+
 def test_a_deactivated_service_is_not_charged(provider, top_up):
     switch_on_auto_top_ups(top_up)
-    activation = ServiceActivation.objects.create(
-        organization=top_up.account.organization,
-        terms_version="1",
-        activated_at=timezone.now(),
-        deactivated_at=timezone.now(),
-    )
+    activation = give_up_service(top_up)
     assert auto_topup.run_due() == 0
     assert auto_topup.create_if_due(setup_pk=AutoTopUp.objects.get().pk) is None
     assert not automatic_top_ups().exists()
@@ -102,11 +104,17 @@ class TestPeriodicTask:
         provider.deliver()
         assert provider.held() == balance(top_up) == 7000
 
-    def test_a_charge_that_never_arrived_is_given_up(self, provider, top_up):
+    @pytest.mark.parametrize("reason", ["too old", "switched off", "without the service"])
+    def test_a_charge_that_never_arrived_is_given_up(self, provider, top_up, reason):
         switch_on_auto_top_ups(top_up)
         with provider.network_failing():
             auto_topup.run_due()
-        automatic_top_ups().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
+        if reason == "too old":
+            automatic_top_ups().update(created_at=timezone.now() - auto_topup.GIVE_UP_AFTER - timedelta(minutes=1))
+        elif reason == "switched off":
+            auto_topup.switch_off(account=top_up.account)
+        else:
+            give_up_service(top_up)
         auto_topup.run_due()
         row = automatic_top_ups().get()
         assert (row.state, row.failure) == (TopUp.States.FAILED, "unanswered")
