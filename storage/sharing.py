@@ -170,6 +170,9 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
             raise NameTaken(
                 fields={"code": _("Your organization already has a dataset of this name. Remove it, then try again.")}
             )
+        # What is left are shares of deleted datasets. Restored, such a dataset would take the place of this one.
+        earlier = DatasetShare.objects.filter(recipient=organization, dataset__name=dataset.name, revoked_at=None)
+        earlier.update(revoked_at=now)
         share.recipient, share.accepted_at = organization, now
         share.save(update_fields=["recipient", "accepted_at"])
         record_audit_event(organization=organization, actor=user, action="dataset.share_accepted", target=dataset.name)

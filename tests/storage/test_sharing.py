@@ -97,6 +97,15 @@ def test_a_name_means_the_organizations_own_dataset_then_a_shared_then_a_public_
     assert not DatasetShare.objects.filter(recipient=stranger.organization, revoked_at=None).exists()
 
 
+def test_a_dataset_that_is_restored_takes_the_place_of_no_other(dataset, code, stranger):
+    accept(stranger, code)
+    Dataset.objects.filter(pk=dataset.pk).update(deleted_at=timezone.now())
+    other = DatasetFactory(name="digits")
+    accept(stranger, sharing.create_share(dataset=other, user=None, label="second")[1])
+    Dataset.objects.filter(pk=dataset.pk).update(deleted_at=None)
+    assert list(sharing.usable_datasets(stranger.organization)) == [other]
+
+
 def test_public_datasets_belong_to_nobody_who_can_sign_up(stranger):
     squatter = create_organization(user=stranger.user, name=sharing.PUBLIC_OWNER_SLUG)
     version = sharing.publish_public(name="digits", stream=_stream({"a": b"1"}))
