@@ -158,7 +158,8 @@ def correct(
     )
     taxable_left = invoice.taxable_minor + earlier["subtotal"] + earlier["credits"] - returned_paid
     tax = Tax(invoice.tax_name, invoice.tax_percent, invoice.tax_inclusive)
-    # The tax to keep is rounded, and the note returns the difference. Rounding each note's own tax would leave a rest.
+    # The tax on what stays charged is rounded, and the note returns the rest of the tax. If each note rounded its own
+    # tax, a cent could remain after the last one.
     returned_tax = invoice.tax_minor + earlier["tax"] - tax.of(taxable_left)
     sequence = _next_number(series)
     note = Invoice.objects.create(

@@ -132,7 +132,7 @@ def _parse_saml_provider(data: Mapping[str, Any], console_url: str) -> dict[str,
                 "want_assertion_signed": True,
                 "want_attribute_statement": False,  # a provider may send the NameID alone
                 "reject_deprecated_algorithm": True,
-                "allow_single_label_domains": True,  # of a console or provider inside a network: https://trainyard/
+                "allow_single_label_domains": True,  # a host in an internal network, such as https://trainyard/
                 "reject_idp_initiated_sso": not allows_idp_initiated,
             },
         },
@@ -148,7 +148,7 @@ def _load_saml_packages() -> None:
             f"SAML_PROVIDERS needs packages that are not installed ({error}). "
             "Install them: .venv/bin/uv pip install --require-hashes -r requirements/production.txt"
         ) from None
-    except Exception as error:  # xmlsec raises an exception class that cannot be imported when its import fails
+    except Exception as error:  # a failed import of xmlsec raises its own class, which cannot be imported then
         raise ImproperlyConfigured(
             f"SAML_PROVIDERS: the packages lxml and xmlsec do not work together ({error}). "
             "Install the versions of requirements/production.txt."

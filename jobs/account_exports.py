@@ -261,4 +261,6 @@ def _cell(value: object) -> str:
 
 
 def _json(value: object, indent: int | None = 2) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_cell)
+    return json.dumps(
+        value, ensure_ascii=False, indent=indent, default=_cell
+    )  # for dates and numbers: JSON writes texts itself

@@ -102,9 +102,9 @@ class _GuardedBackend:
         """Count a failure and open the circuit for the pause that follows from the number of failures in a row."""
         failures = int(_call_cache(cache.get, _failures_key(self._name)) or 0)
         pause = PAUSES[min(failures, len(PAUSES) - 1)]
-        _call_cache(cache.set, _failures_key(self._name), failures + 1, MEMORY_SECONDS)
-        # If another process has already opened the circuit, `add` changes nothing, and only that process logs it.
+        # If the circuit is open already, `add` changes nothing: calls that fail together count once.
         if _call_cache(cache.add, _open_key(self._name), reason, pause):
+            _call_cache(cache.set, _failures_key(self._name), failures + 1, MEMORY_SECONDS)
             logger.warning("The cluster %s is not called for %d s: %s", self._name, pause, reason)
 
 

@@ -64,7 +64,7 @@ class FormField(serializers.Field[Any, Any, Any, Any]):
 
 
 class NameField(FormField, serializers.CharField):
-    """A name, without surrounding spaces."""
+    """The name of something that a form offers in a list, without surrounding spaces."""
 
     def to_internal_value(self, data: Any) -> str:
         """Return the name. Raises ValidationError."""

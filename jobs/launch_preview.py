@@ -35,7 +35,7 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     Raises NotFound for an unknown rank, and for a cluster that the settings no longer name. Raises ChoiceUnavailable if
     something that the quote names no longer exists.
     """
-    original = reruns.exact_original(quote)
+    original = reruns.exact_original(quote)  # the job that the quote repeats exactly, or None
     try:
         purchase = parse(
             organization=quote.organization, data=purchase_data(quote.purchase), keeps_versions=True, original=original

@@ -29,7 +29,7 @@ from storage.models import Image, Workspace
 HASH_LIMIT = 64 * 1024**2
 """Largest script that is hashed, in bytes, because the customer waits meanwhile. Larger scripts have no snapshot."""
 COPY_STEM_LENGTH = 200
-"""Bytes of a script's name that the name of its copy contains. With the hash, the name stays below 255 bytes, which is
+"""How many bytes of the script's name the copy's name keeps. With the hash, the name stays below 255 bytes, which is
 the limit of Linux."""
 
 
@@ -142,7 +142,8 @@ def restore(job: Job) -> None:
     """Ensure that the job runs the script that was ordered, even if the file in the workspace was changed or deleted.
 
     Writes the copy of the snapshot beside the job's script, unless an unchanged copy exists. Called before each
-    attempt, because customers and their code can change both files at any time. Raises InvalidSpec.
+    attempt, because customers and their code can change both files at any time. A script whose text was not stored,
+    because it is too large, runs as it is. Raises InvalidSpec.
     """
     if job.script is None or job.script.content is None:
         return

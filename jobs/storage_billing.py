@@ -56,6 +56,7 @@ def charge_all() -> None:
     unpaid = StorageBalance.objects.filter(mailed_at=None, unpaid_since__isnull=False)
     for balance in unpaid.select_related("account__organization"):
         rows = StorageBalance.objects.filter(pk=balance.pk)
+        # `deliver` sets `mailed_at`, so that each balance is mailed once.
         deliver(rows, partial(storage_charges.unpaid_mail, balance), payers(balance.account.owner))
 
 

@@ -22,7 +22,7 @@ from storage.errors import FileMissing, StorageFull, Unreadable, UnsafePath, Wro
 NAME_LIMIT = 255
 """The length of one component in bytes, as Linux file systems limit it."""
 PATH_LIMIT = 4000
-"""The length of a path in bytes. Linux allows 4,096, of which the path where a run mounts the workspace needs some."""
+"""The length of a path in bytes. Linux allows 4,096; the rest is for the folder where a run mounts the workspace."""
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to open a folder, but not a link to one."""
 FOLDER_MODE = 0o755

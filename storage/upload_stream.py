@@ -98,6 +98,6 @@ def _count_upload(exchange: Exchange | None) -> None:
     """Count the upload under its organization. Raises TooManyUploads at the limit."""
     if exchange and exchange.body:
         try:
-            exchange.body.begin()
+            exchange.body.begin()  # counts until the request ends
         except Refused as error:
             raise TooManyUploads from error

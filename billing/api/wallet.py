@@ -80,7 +80,7 @@ class LineSerializer(serializers.Serializer[dict[str, Any]]):
     title = serializers.SerializerMethodField()
     quantity = serializers.CharField()
     unit = serializers.CharField()
-    unit_minor = serializers.CharField()
+    unit_minor = serializers.CharField(help_text="Price of one unit in minor units, with decimals.")
     amount_minor = serializers.IntegerField()
     began_at = serializers.SerializerMethodField(
         help_text="Start of the time range (ISO 8601); empty for lines without one."
@@ -140,7 +140,7 @@ class WalletView(TenantView):
 
 
 class TopUpView(TenantView):
-    """Top-ups."""
+    """Top-ups. An open one has the address of its payment page, which only members who may pay see."""
 
     capabilities = {"GET": Capability.PAY, "POST": Capability.PAY}
 

@@ -1,7 +1,7 @@
 """Checkout Sessions in the sandbox: pages that take a payment or save a card, and the bank's challenge page.
 
 A Checkout Session changes only while its status is `open`. If a function serves a route of Stripe's API, its docstring
-begins with that route.
+begins with that route. Fields that begin with `_` are the sandbox's own, and answers omit them.
 """
 
 from __future__ import annotations

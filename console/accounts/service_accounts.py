@@ -49,7 +49,7 @@ def create(*, actor: Membership, name: str, role: str) -> ServiceAccount:
 
 
 def change_role(*, account: ServiceAccount, actor: Membership, role: str) -> None:
-    """Change the role. Scopes that it no longer allows have no effect. Raises InvalidInput."""
+    """Change the role. Tokens keep scopes that the new role does not allow, without effect. Raises InvalidInput."""
     role = _checked_role(actor, role)
     with transaction.atomic():
         services.lock(actor.organization)
@@ -97,7 +97,7 @@ def create_token(
     `pay`.
     """
     membership = account.membership
-    membership.scopes = actor.scopes
+    membership.scopes = actor.scopes  # not a column: what `create_token` may give
     try:
         return services.create_token(
             membership=membership, name=name, scopes=scopes, days=days, creating_token=creating_token, actor=actor.user
@@ -112,7 +112,7 @@ def _create_user(organization: Organization, name: str) -> User:
     The reserved domain `.invalid` receives no email (RFC 2606).
     """
     address = f"{name}@{organization.slug}.service.invalid"
-    if User.objects.filter(email=address).exists():
+    if User.objects.filter(email=address).exists():  # such as of an organization that had this slug before
         raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
     return User.objects.create_user(address, None, is_active=False)
 

@@ -90,7 +90,7 @@ def image_list(request: MemberRequest) -> HttpResponse:
             "contents": {image.pk: images.contents_of(image) for image in all_images},
             "pulls_images": images.any_cluster_pulls_images(),
             "framework_titles": FRAMEWORK_TITLES,
-            # For the form of an image check, which only organizations with the active service may order.
+            # For the form of an image check, which only organizations that have activated the service may order.
             "specs": billing.offered_specs(account.currency) if account and is_active(organization) else [],
         },
     )

@@ -12,8 +12,8 @@ from runtime.specs import Controller, Framework, RunSpec
 def disk_limit(spec: RunSpec, disk_mib: int) -> NodePlan:
     """Return the fields of a NodePlan with a run's disk limit: its own, or `disk_mib` if it has none.
 
-    The limit is never more than the unused part of the organization's storage quota. `disk_by_quota` then makes the
-    message about a full disk name the quota. If the quota is used up, the limit is 1 MiB, since 0 means no limit.
+    The limit is never more than the unused part of the organization's storage quota. With `disk_by_quota`, the message
+    about the limit names the quota. If the quota is used up, the limit is 1 MiB, since 0 means no limit.
     """
     run_limit_mib, quota_left_mib = spec.resources.disk_mib or disk_mib, spec.storage_left_mib
     if quota_left_mib is None or quota_left_mib >= run_limit_mib:
@@ -58,7 +58,8 @@ def plan_fields(spec: RunSpec) -> dict[str, Any]:
         "framework": spec.framework.value,
         "controller": spec.controller.value,
         "backend": _collectives(spec),  # of torch.distributed, not a backend of runs
-        "addresses": [network.ADDRESS] * spec.nodes,  # the Kubernetes backend removes these: pods have their own
+        # All nodes of a local run are on this machine. The other backends replace these.
+        "addresses": [network.ADDRESS] * spec.nodes,
         "min_nodes": spec.min_nodes,
         "collective_timeout_seconds": spec.collective_timeout_seconds,
         "stall_check_seconds": spec.stall_check_seconds,

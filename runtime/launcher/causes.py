@@ -23,8 +23,8 @@ def first_cause(causes: Sequence[Cause]) -> Optional[Cause]:
     cause that is marked as an `echo` comes first only if there are no other causes.
 
     The times of two failures are not exact. A rank may seem to fail up to a second before the failure that caused its
-    error, and `echoes` may not know that error. Within that second, a rank that was killed by a signal comes first,
-    then a lost node, then any other failure.
+    error, and `runtime.launcher.echoes` may not recognize that error as an echo. So within a second of an ordinary
+    failure, a rank that was killed by a signal comes first, then a lost node. Other kinds are never such an effect.
     """
     # A cause that another node reported (`heard`) is left out if its own node has reported it too.
     reported_by_own_node = {

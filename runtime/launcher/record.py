@@ -47,7 +47,8 @@ class Verdict(NamedTuple):
 class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
-    `folder` is the run's. `first_fields` are the fields that only this backend has; they come first in the record.
+    `folder` is the run's. `first_fields` are the fields that only this backend has; they come first for people who read
+    the file.
     `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the readers: processes of
     the console, which watch that file.
     """
@@ -133,8 +134,10 @@ class Record:
 
     def note_checkpoint(self, at: float) -> None:
         """Note the modification time of the newest checkpoint file (Unix seconds; 0: there is none)."""
+        if at > time.time():  # the code can set any modification time
+            at = self.data["checkpoint_at"] or time.time()
         if at and at != self.data["checkpoint_at"]:
-            self.data["checkpoint_at"] = min(at, time.time())  # the code can set any modification time
+            self.data["checkpoint_at"] = at
             self._is_unsaved = True
 
     # Writing and notifying

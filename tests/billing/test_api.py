@@ -28,7 +28,9 @@ def test_a_top_up_has_limits_opens_a_page_and_is_listed(api, owner, provider):
     with provider.network_failing():
         lost = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": 5000})
     assert (lost.status_code, "Nothing was charged" in lost.json()["message"]) == (503, True)
-    assert not TopUp.objects.exists()  # the first call is for a customer at the provider
+    assert (
+        not TopUp.objects.exists()
+    )  # the failed call creates the customer at the provider, before the row of the top-up
     answer = api(owner).post("/api/v1/wallet/top-ups/", {"amount_minor": 5000})
     assert answer.status_code == 201
     top_up = TopUp.objects.get()

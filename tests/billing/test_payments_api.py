@@ -65,11 +65,11 @@ class TestCards:
         assert listed_cards(client) == [visa]
         other = save_card(client, provider, MASTERCARD)
         # Until a default is chosen, it is the card that the provider lists first, which may be either.
-        second = next(each["id"] for each in listed_cards(client) if not each["is_default"])
-        answer = client("post", f"wallet/cards/{second}/default/")
+        chosen = next(each["id"] for each in listed_cards(client) if not each["is_default"])
+        answer = client("post", f"wallet/cards/{chosen}/default/")
         assert (answer.status_code, answer.json()["results"]) == (200, listed_cards(client))
-        first = ({card, other} - {second}).pop()
-        assert [(each["id"], each["is_default"]) for each in listed_cards(client)] == [(second, True), (first, False)]
+        (rest,) = {card, other} - {chosen}
+        assert [(each["id"], each["is_default"]) for each in listed_cards(client)] == [(chosen, True), (rest, False)]
 
     def test_switch_off_what_uses_them_when_they_are_removed(self, client, card):
         switch_on(client, card)

@@ -25,7 +25,7 @@ def sent_tasks(monkeypatch):
 
 @pytest.fixture
 def database_without_rows(django_db_setup, django_db_blocker):
-    """The database, for tests that commit and write no row: nothing is rolled back or deleted after them."""
+    """The database without a transaction around the test, for real commits. The test must write no row."""
     with django_db_blocker.unblock():
         yield
         connection.close()

@@ -56,7 +56,7 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
     pauses = []
     # Note each pause, and let it last until the test ends it.
     monkeypatch.setattr(
-        circuit_breaker.cache, "add", lambda key, value, pause: pauses.append(pause) or cache.set(key, value)
+        circuit_breaker.cache, "add", lambda key, value, pause: pauses.append(pause) or cache.set(key, value) or True
     )
     for _ in range(len(circuit_breaker.PAUSES) + 1):
         with pytest.raises(BackendUnavailable, match="away"):
@@ -69,6 +69,22 @@ def test_the_pause_grows_until_the_cluster_answers(fake, monkeypatch):
     with pytest.raises(BackendUnavailable, match="away"):
         west.names()
     assert cache.get("cluster-failures:west") == 1, "the answer in between ended the earlier row of failures"
+
+
+def test_calls_that_fail_together_count_once(fake, monkeypatch):
+    west = with_circuit_breaker("west", fake)
+
+    def names():
+        monkeypatch.setattr(fake, "available", False)
+        monkeypatch.setattr(fake, "names", fake.capacity)
+        with pytest.raises(BackendUnavailable):
+            west.names()  # another call, which fails while this one is under way
+        return fake.capacity()
+
+    monkeypatch.setattr(fake, "names", names)
+    with pytest.raises(BackendUnavailable):
+        west.names()
+    assert cache.get("cluster-failures:west") == 1
 
 
 def test_a_pause_ends_only_when_the_cluster_answers(fake):

@@ -281,7 +281,7 @@ def test_every_cause_has_complete_sentences_and_a_case_in_a_table():
     assert len(tried) >= 25
     for cause in CAUSES:
         found = diagnose(Evidence("code_failed", "rank_exited", 1))
-        object.__setattr__(found, "cause", cause.name)  # without any values for its sentences
+        object.__setattr__(found, "cause", cause.name)  # its sentences must be complete without values of this cause
         assert "%(" not in found.title + found.advice
 
 

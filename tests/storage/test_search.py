@@ -24,7 +24,9 @@ def test_a_search_finds_names_in_any_case_below_a_folder(root):
     assert paths(found) == ["Models", "Models/deep/MODEL.pt", "model-link", "model-\ufffd", "model.py"]
     assert found.stopped is None
     assert paths(find(root=root, text="model", path="Models")) == ["Models/deep/MODEL.pt"]
-    assert paths(find(root=root, text="secret")) == [], "links are not followed"
+    assert paths(find(root=root, text="secret")) == [], (
+        "links are not followed: the fixture's folder outside has such a file"
+    )
 
 
 def test_a_search_starts_in_a_folder_of_the_workspace(root):

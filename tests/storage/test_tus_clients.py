@@ -41,8 +41,8 @@ PAUSE_SECONDS = 0.002
 SEND_BUFFER = 64 * 1024
 """Bytes that wait in the line while the server is slow. Megabytes that never left it would count as sent."""
 SENT_TWICE = 5 * MIB // 2
-"""Bytes that may reach the server twice. A cut alone loses nothing that reached it; these are headers, and what the
-killed process had received but not written. None of these grows with the file."""
+"""Bytes that may be sent to the server beyond the file's: the headers of all requests, and what the killed process had
+received but not written. A cut adds none, since the server keeps what reached it. No part grows with the file."""
 METADATA = {"purpose": "workspace", "name": "code", "path": "received.bin", "filename": "source.bin"}
 
 

@@ -21,7 +21,7 @@ from runtime.backends.kubernetes.state import SpecSummary
 from runtime.errors import BackendUnavailable
 
 HEARTBEAT_SECONDS = 0.5
-"""How long `wait_for_changes` waits: half of the second within which `Backend.changes` promises a heartbeat."""
+"""How long `wait_for_changes` waits: half a second, since `Backend.changes` promises a heartbeat every second."""
 _WATCH_SECONDS = 240
 """How long one watch request lasts; load balancers often close connections after 5 minutes."""
 _BATCH_SECONDS = 0.02
@@ -34,8 +34,8 @@ ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object. The
 kind `events` comes with LISTED only."""
 LISTED = "LISTED"
-"""A type of change that Kubernetes does not have: the object is the result of a whole list. The changes that follow are
-relative to it."""
+"""A type of change that Kubernetes does not have: the object is the result of a whole list. Objects that it lacks
+are gone; those that are new or have changed follow as MODIFIED."""
 
 # Which objects of each collection are followed. Events of the type Normal are left out, since they report no problem.
 _QUERIES: dict[str, dict[str, str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import compileall
-import contextlib
 import hashlib
 import shutil
 import sys
@@ -22,8 +21,8 @@ FOLDER = ".program"
 def interpreter(images_root: Path, image: Image) -> Path:
     """Return the Python that runs the program on compute nodes, for a run in this image.
 
-    For a customer's own image it is the console's own Python, with which the built-in images were created. Compute
-    nodes have it too, since these images need it.
+    For a customer's own image it is the console's own Python. Compute nodes have it at the same path, because the
+    virtual environments of the built-in images link to it.
     """
     return images_root / image.builtin / "bin" / "python" if image.builtin else Path(sys.executable).resolve()
 
@@ -42,13 +41,17 @@ def install_node_program(root: Path) -> Path:
     if folder.is_dir():
         return folder
     copy = root / FOLDER / f".{uuid.uuid4().hex}"
-    for path in files:
-        target = copy / "runtime" / path.relative_to(_PACKAGE)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    # Compiled here because the launcher in a sandbox also runs modules of this copy, and cannot write bytecode there.
-    compileall.compile_dir(copy, quiet=2)
-    with contextlib.suppress(OSError):  # another process has made the same copy first
+    try:
+        for path in files:
+            target = copy / "runtime" / path.relative_to(_PACKAGE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        # Compiled here, because the launcher in a sandbox runs modules of this copy and cannot write bytecode there.
+        compileall.compile_dir(copy, quiet=2)
         copy.rename(folder)
-    shutil.rmtree(copy, ignore_errors=True)
+    except OSError:
+        if not folder.is_dir():  # otherwise another process has made the same copy first
+            raise
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
     return folder

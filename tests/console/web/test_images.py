@@ -91,7 +91,7 @@ def test_registry_credentials_are_stored_encrypted_and_never_shown(customer, own
         assert refused.wsgi_request.sensitive_post_parameters == ("password",), path
 
 
-def test_one_click_checks_an_image_until_the_daily_limit_also_from_the_training_form(customer, owner_page):
+def test_an_image_is_checked_from_its_page_or_the_training_form_up_to_a_daily_limit(customer, owner_page):
     assert "Check this image" in owner_page.get(reverse("image_list")).content.decode()
     check = lambda **options: owner_page.post(reverse("image_check"), **options)
     form = {"image": "pytorch", "node_spec": "nano", "nodes": "2"}

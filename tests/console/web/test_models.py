@@ -3,7 +3,6 @@
 import pytest
 from django.urls import reverse
 
-from jobs import selectors
 from runtime.specs import Outcome
 from storage import selectors as storage
 from tests.factories.storage import ModelVersionFactory
@@ -16,8 +15,7 @@ def trained(customer):
     folder = customer.backend.output_folder(f"job-{attempt.job_id}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.pt").write_bytes(b"weights")
-    job = customer.end(attempt, Outcome.COMPLETED)
-    return selectors.job_for(customer.organization, job.pk)
+    return customer.end(attempt, Outcome.COMPLETED)
 
 
 def test_the_result_of_a_job_is_published_and_used(trained, owner_page):

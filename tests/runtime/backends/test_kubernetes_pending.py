@@ -8,7 +8,7 @@ from runtime.specs import Capacity, NodeCapacity, Resources, WaitingCode
 
 CONFIG = ClusterConfig.from_data("east", {"volume": {"claim": "c", "root": "/srv"}, "queue": "training"})
 CAPACITY = Capacity(
-    (
+    (  # of each node, in total and free: CPUs, MiB of memory, GPUs and their type
         NodeCapacity("a", Resources(8, 65536, 8, "A100"), Resources(2, 1024, 1, "A100")),
         NodeCapacity("b", Resources(8, 65536, 8, "H100"), Resources(3, 2048, 4, "H100")),
     )
