@@ -17,9 +17,10 @@ class RunHarness:
     keeps_output: bool
     """Whether what a run wrote outlives its Pods. On Kubernetes this needs shared storage."""
     late_seconds = 0.0
-    """By how much a run may take longer than its deadline, because the deadline counts later or times are rounded."""
+    """How much longer than its deadline a run may seem to take. The deadline may begin after the measured start, once
+    the nodes have met, and a cluster may report times in whole seconds."""
     patience = 60.0
-    """Seconds that anything may take."""
+    """How many seconds a wait may take, unless the test gives another number."""
     image = "bare"
     resources = Resources(cpus=1, memory_mib=1024)
     deadline_seconds = 60
@@ -37,7 +38,10 @@ class RunHarness:
             script="train.py",
             deadline_seconds=self.deadline_seconds,
             datasets=("digits",),
-            mounts=(Mount(str(self.workspace), "/workspace", False), Mount(str(self.dataset), "/datasets/digits")),
+            mounts=(
+                Mount(str(self.workspace), "/workspace", read_only=False),
+                Mount(str(self.dataset), "/datasets/digits"),
+            ),
         )
         return dataclasses.replace(spec, **changes)
 

@@ -22,6 +22,7 @@ def test_variables_that_the_platform_sets_are_reserved(framework, controller):
 def test_names_of_the_platform_are_reserved_and_those_of_libraries_are_not():
     reserved = ("TRAINYARD_X", "KUBERNETES_PORT", "PYTHONHOME", "CUDA_VISIBLE_DEVICES", "OMPI_COMM_WORLD_RANK")
     assert [name for name in reserved if not is_reserved(name)] == []
+    # Customers may set these.
     own = ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "HOROVOD_FUSION_THRESHOLD", "LD_PRELOAD", "PATH", "OMP_NUM_THREADS", "A")
     assert [name for name in own if is_reserved(name)] == []
     assert {"LR", "RANK", "OUTPUT_DIR", "DATASETS_PATH"} <= CONTRACT

@@ -47,17 +47,19 @@ def step(inputs, targets):
 
 charlm.train(model, step, lambda inputs, _targets: model(inputs), (0, 1), device)
 """
+"""A script that trains the model of these examples as a whole, in one process."""
 
 
 @pytest.fixture
 def torch_harness(harness, digits):
     """A harness with the PyTorch image, the examples in the workspace and the digits as dataset.
 
-    As in a console, ranks are forked from an interpreter that has imported torch: a test starts up to fifteen.
+    As in a console, ranks are forked from an interpreter that has imported torch: a test starts up to fifteen
+    ranks.
     """
     use_image(harness, "pytorch")
     harness.patience = RUN_SECONDS
-    hostile.warm(harness)  # every run from here on starts its ranks so
+    hostile.warm(harness)  # every run from here on starts warm
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, harness.workspace)
     shutil.unpack_archive(digits, harness.dataset)
@@ -179,7 +181,7 @@ def test_a_split_model_trains_like_the_whole_one_and_resumes_in_another_shape(te
         saved = f"after epoch {done + number}, batch 0"
     for log in logs:
         gap = re.search(r"^equal to the whole model: loss and gradients differ by (\S+) at most$", log, re.MULTILINE)
-        assert 0 < float(gap[1]) < 1e-6
+        assert 0 < float(gap[1]) < 1e-6  # 0 would mean that a model was compared with itself
 
     # The whole model, in one process and without interruption, gives the same values up to rounding.
     train(harness, "train.py", WHOLE, name="job-2-1", batch_size=32, lr=lr, epochs=done + len(SPLIT))

@@ -63,7 +63,7 @@ def root(short_folders, monkeypatch, tmp_path):
 
 @pytest.fixture
 def request_of(tmp_path):
-    """`request_of(organization, user)` is a request for one run's logs, with what its code could do to mislead."""
+    """`request_of(organization, user)` is a request for one run's logs, with a link to a file of another tenant."""
     run = tmp_path / "runs" / "job-1-1" / "run"
     (run / "tensorboard").mkdir(parents=True)
     (run / "tensorboard" / "events").write_text("events")

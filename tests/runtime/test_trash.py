@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_removed_blocks_no_other(tmp_path, monkeypatch):
 def test_a_tree_that_another_process_removes_is_skipped(tmp_path):
     (tmp_path / "run" / "a").mkdir(parents=True)
     theirs = os.open(tmp_path / "run", os.O_RDONLY)
-    fcntl.flock(theirs, fcntl.LOCK_EX)
+    fcntl.flock(theirs, fcntl.LOCK_EX)  # as a process holds it while it removes the tree
     remove_tree(tmp_path / "run")
     assert (tmp_path / "run" / "a").is_dir()
     os.close(theirs)

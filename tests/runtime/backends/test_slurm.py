@@ -86,7 +86,7 @@ def test_capacity_counts_the_machines_that_a_node_type_may_use():
     assert by_name["c1"].free == by_name["c2"].free == Resources(0, 0)
     assert by_name["g0"].free == Resources(56, 448000, 3, "NVIDIA-A100")
     assert found.nodes_now(Resources(14, 1000)) == 2
-    assert found.nodes_ever(Resources(30, 1000)) == 3
+    assert found.nodes_ever(Resources(30, 1000)) == 3, "machines that are closed or down may come back"
     assert found.nodes_now(Resources(1, 1000, 1, "NVIDIA-A100"), "gpu") == 3, "one for each free GPU"
     assert found.nodes_ever(Resources(1, 1000, 1, "NVIDIA-H200"), "gpu") == 0
 
@@ -152,7 +152,7 @@ def test_a_job_asks_for_the_nodes_as_tasks():
 def test_slurms_reasons_become_codes(reason, code):
     (job,) = parse_jobs(f"7|PENDING|N/A|N/A||{reason}\n").values()  # id, state, start, end, machines, reason
     assert explain_waiting(job).code is code
-    # The sentence quotes the reason, if there is one.
+    # The sentence quotes the reason, if there is one, without the details after a comma.
     assert code is WaitingCode.STARTING or reason.strip("()").partition(",")[0] in explain_waiting(job).sentence
 
 
@@ -282,7 +282,7 @@ def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
     records = [record(0, ended=True, causes=[claim]), record(1, silent_for=30)]
     assert status(records, "FAILED", failed=["n1"]).outcome is Outcome.NODE_LOST
     assert status(records, "FAILED").outcome is Outcome.CODE_FAILED
-    # A successful end stays one, whatever becomes of the machine later.
+    # A node that has succeeded is not lost, whatever becomes of its machine later.
     assert status([record(ended=True)], "NODE_FAIL", failed=["n0"]).outcome is Outcome.COMPLETED
 
 
@@ -340,7 +340,7 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
     for _ in range(2):
         assert run.status().outcome is Outcome.NODE_LOST
         assert cancelled == ["7"], "the console tries again until Slurm has the request"
-    # Another process saw the end at the same time, and something else in it: the first decides.
+    # Another process that saw the end too may judge it otherwise. The records that were stored first stay.
     assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
 
 
@@ -353,7 +353,7 @@ def test_slurm_is_asked_only_where_the_records_do_not_suffice():
 
 @pytest.mark.parametrize(("state", "is_known"), [("RUNNING", False), ("PENDING", False), ("TIMEOUT", True)])
 def test_accounting_that_has_not_recorded_the_end_of_a_job_knows_nothing(tmp_path, state, is_known):
-    """The controller has forgotten the job or lost it, so it does not run."""
+    """The controller no longer lists the job, so accounting is wrong if it has the job as running or pending."""
     (tmp_path / "sacct").write_text(f"#!/bin/sh\necho '7|{state}|8990|9990|n0|None'\n")
     (tmp_path / "sacct").chmod(0o755)
     job = Slurm(config(bin=str(tmp_path), accounting=True)).finished_job("7")

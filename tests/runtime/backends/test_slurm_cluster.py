@@ -88,11 +88,13 @@ def test_a_job_of_an_interrupted_submission_starts_no_node(slurm_harness, monkey
 def test_a_job_has_no_variables_of_the_console_nor_of_the_users_profile(slurm_harness, tmp_path, monkeypatch):
     monkeypatch.setenv("CONSOLE_SECRET", "hidden")
     output = tmp_path / "environment"
+    # PWD, SHLVL and _ are left out, since the shell of the script sets them.
     Slurm(slurm_harness.config()).submit(
         ["--wait", "--export=ALL", f"--output={output}"], "#!/bin/sh\nexec env -u PWD -u SHLVL -u _ env\n"
     )
     names = {line.partition("=")[0] for line in output.read_text().splitlines()}
     assert "PATH" in names
+    # The console sets LC_ALL for Slurm's tools, and Slurm sets the last three for each job.
     allowed = {*INHERITED_VARIABLES, "LC_ALL", "ENVIRONMENT", "HOSTNAME", "TMPDIR"}
     assert {name for name in names - allowed if not name.startswith("SLURM")} == set()
 

@@ -30,7 +30,7 @@ def own_image(container_harness, registry, python_layer, request):
     """Return a function that pushes an image and returns the changes of a spec that runs in it.
 
     The image has the layer `base` (by default the one with Python), a second layer with the entries `extra`, and the
-    variables `env`.
+    variables `env`. An image whose import must fail needs no Python, so its `base` is smaller.
     """
 
     def push(extra=(), env=("PATH=/usr/local/bin:/usr/bin",), base=None):
@@ -73,7 +73,7 @@ def test_an_organizations_nodes_and_later_runs_share_one_import_that_others_do_n
     container_harness.start(WAIT, name="job-2-1", **{**changes, "pull_secret": PullSecret(host, USER, "expired")})
     address = container_harness.new_backend().shell_socket("job-2-1", 0)
     assert asyncio.run(output_of(address, b"echo rank=$RANK.\n", b"rank=0."))
-    # Another organization has no password.
+    # Another organization without a password must pull the image itself, and may not.
     changes |= {"labels": {"organization": "rival", "job": "3"}, "pull_secret": None}
     container_harness.submit("print('theirs')", name="job-3-1", **changes)
     assert container_harness.wait_for_failure(Outcome.CODE_FAILED, "job-3-1").code is FailureCode.IMAGE_CREDENTIALS
@@ -130,7 +130,7 @@ def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, entr
 
 
 def many_files(path, count):
-    """Return `count` files. In `path`, {1} is a file's number, and {0} the thousands of it."""
+    """Return `count` files. In `path`, {1} is a file's number, and {0} its folder: 1000 files share one."""
     return [file(path.format(number // 1000, number)) for number in range(count)]
 
 

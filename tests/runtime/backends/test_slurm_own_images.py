@@ -74,7 +74,7 @@ def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(
 
     monkeypatch.setattr(image_import, "check_tools", lambda _tools, _bubblewrap: "")
     monkeypatch.setattr(node, "host_interpreter", refuse)
-    node.check_containers("", "", tmp_path / "result")  # the programs of the PATH
+    node.check_containers("", "", tmp_path / "result")  # "": skopeo, umoci and bubblewrap are on the PATH
     assert json.loads((tmp_path / "result").read_bytes())["problem"] == (
         "This machine's Python has no dynamic linker of glibc."
     )
@@ -258,6 +258,7 @@ def test_an_import_deletes_no_root_that_runs_may_use(tmp_path, monkeypatch):
 
 
 def make_long_links(root, _monkeypatch):
+    """Make links whose targets are together longer than bubblewrap's arguments may be; Linux allows 4095 bytes each."""
     for number in range(container.MAX_ARGUMENT_BYTES // 4000 + 1):
         (root / f"link{number}").symlink_to("x" * 4000)
 
@@ -353,11 +354,11 @@ def test_an_image_belongs_to_an_organization_a_repository_and_a_digest(tmp_path)
 
 def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monkeypatch, caplog):
     submitted = backend()
-    started, killed = [], []
+    started, removed = [], []
     monkeypatch.setattr(submitted, "_admit", lambda spec: spec)
     monkeypatch.setattr(submitted, "_check_size", lambda _spec: None)
     monkeypatch.setattr(submitted, "_start", lambda run, _spec: started.append(run.name))
-    monkeypatch.setattr(submitted, "_remove_failed_submission", lambda run: killed.append(run.name))
+    monkeypatch.setattr(submitted, "_remove_failed_submission", lambda run: removed.append(run.name))
     monkeypatch.setattr(SlurmRun, "kill", lambda _run: None)
 
     def fail(*_arguments):
@@ -365,12 +366,12 @@ def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monke
 
     monkeypatch.setattr(images, "move_unused_to_trash", fail)
     submitted.submit(spec())
-    assert (started, killed) == (["job-1-1"], [])
+    assert (started, removed) == (["job-1-1"], [])
     assert "Unused images could not be moved" in caplog.text
 
 
 def test_unused_images_are_removed(tmp_path):
-    """The last ones of each organization stay, if they were used lately, and so do those of open runs."""
+    """Each organization keeps the images that it used last, for two weeks after their use. Images of live runs stay."""
 
     def store(organization, number, days):
         """Make an image of the organization that was last used so many days ago; 14 are the limit."""

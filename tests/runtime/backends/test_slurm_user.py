@@ -78,7 +78,7 @@ def shared_folder(short_folders):
         pytest.skip("No Python 3.11 is accessible to all users: apt-get install python3.")
     subprocess.run([python, "-m", "venv", "--without-pip", folder / "images" / "bare"], check=True)
     venvs.mark_ready(folder / "images" / "bare", "bare")
-    folder.parent.chmod(0o711)
+    folder.parent.chmod(0o711)  # the service user may pass through it
     folder.chmod(0o755)
     shutil.chown(folder, SERVICE_USER)
     return folder

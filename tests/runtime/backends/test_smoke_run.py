@@ -31,7 +31,7 @@ def cluster(tmp_path):
     return Cluster(root=tmp_path)
 
 
-def look(cluster):
+def report_line(cluster):
     """Return the line of the report about the smoke run."""
     return smoke_run.check(
         cluster, smoke_run.new_name(), "pytorch", workspace=Path("/w"), memory_mib=256, seconds=600.0
@@ -45,7 +45,7 @@ def test_a_failure_comes_with_the_last_lines_of_rank_0(cluster):
         cluster.end(name, Outcome.CODE_FAILED)
 
     cluster.then = fail
-    line = look(cluster)
+    line = report_line(cluster)
     assert not line.ok
     assert line.detail.startswith("It ended as code_failed: ")
     assert line.detail.endswith("two three no route to node 1")
@@ -59,7 +59,7 @@ def test_an_unavailable_cluster_is_reported_without_an_error_of_the_cleanup(clus
 
     cluster.then = vanish
     with pytest.raises(BackendUnavailable) as caught:
-        look(cluster)
+        report_line(cluster)
     assert caught.value.__context__ is None
 
 

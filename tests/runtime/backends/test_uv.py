@@ -14,7 +14,7 @@ install.index-url='https://index.example/simple'
 """What `pip config list` prints."""
 
 
-def test_uv_gets_the_settings_of_pip_except_those_that_it_has(monkeypatch):
+def test_uv_gets_pips_settings_except_those_that_the_environment_has_for_uv(monkeypatch):
     for name in ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_STRATEGY", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("UV_INDEX", "https://mine.example")  # counts instead of the two extra indexes
@@ -26,7 +26,8 @@ def test_uv_gets_the_settings_of_pip_except_those_that_it_has(monkeypatch):
     }
 
 
-def test_a_compiler_sees_the_programs_of_the_path_but_not_that_of_cuda(tmp_path, monkeypatch):
+def test_a_compiler_sees_the_programs_of_the_path_but_no_compiler_of_cuda(tmp_path, monkeypatch):
+    """A folder of the PATH that has `nvcc` is replaced by one with links to its other programs."""
     plain, mixed = tmp_path / "plain", tmp_path / "mixed"
     for place, names in ((plain, ["cc"]), (mixed, ["nvcc", "nvcc.profile", "make"])):
         place.mkdir()

@@ -82,7 +82,7 @@ def test_tracebacks_show_the_customers_frames_and_the_images_own_paths(harness):
         for name in ("cold", "warm"):
             if name == "warm":
                 hostile.warm(harness)
-                harness.preface = ""
+                harness.preface = ""  # it would move the lines of the script, which the failure names
             status = harness.run(script, name=name)
             log = harness.log(name=name)
             shown = re.findall(r'File "(.*)", line \d+, in (\w+|<module>)', log)
@@ -111,7 +111,7 @@ def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm_harness):
 @pytest.mark.slow
 def test_a_stopped_process_is_not_waited_for(warm_harness):
     # The fork server works without the daemon. Without the fork server, a run starts cold.
-    stopped = (
+    stopped = (  # the run, the process that is stopped before it, and the program that then runs the rank
         ("job-1-1", daemon_pid(warm_harness), "forkserver.py"),
         ("job-2-1", fork_servers(warm_harness)[0], "rank.py"),
     )

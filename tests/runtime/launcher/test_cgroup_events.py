@@ -48,7 +48,8 @@ UNLIMITED = {**V1, "memory/memory.limit_in_bytes": "9223372036854771712\n", "cpu
     ("files", "used"), [(V1, (200000, 2.5)), (V2, (200000, 2.5)), (UNLIMITED, (None, None)), ({}, (None, None))]
 )
 def test_usage_is_read_from_cgroups_v1_and_v2(tmp_path, files, used):
-    """`used` is memory without inactive files, and CPU seconds. With v1, a group without limits is the machine's."""
+    """`used` is memory without inactive files, and CPU seconds. With v1, a group without limits is the whole
+    machine's, so its usage is not the node's."""
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

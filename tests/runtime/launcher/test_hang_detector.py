@@ -136,7 +136,7 @@ def seconds_until_hang(run, *, has_begun=True, is_busy=False):
     ("states", "hang", "options", "earliest", "latest"),
     [
         pytest.param([waiting(), MAY_WAIT], HANG, {}, MIN_HANG_SECONDS, MIN_HANG_SECONDS, id="idle, all wait: sooner"),
-        pytest.param([waiting()] * 2, HANG, {"has_begun": False}, HANG, HANG, id="never worked: after its time"),
+        pytest.param([waiting()] * 2, HANG, {"has_begun": False}, HANG, HANG, id="never worked: after hang_seconds"),
         pytest.param([waiting()], 0, {}, NEVER, NEVER, id="detection is off"),
         pytest.param([waiting("a"), waiting("b")], HANG, BUSY, HANG, 2 * HANG, id="all wait actively, none moves"),
         pytest.param([waiting(), PARKED], HANG, BUSY, HANG, 2 * HANG, id="they wait actively for a parked rank"),

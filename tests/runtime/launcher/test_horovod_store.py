@@ -7,7 +7,7 @@ import pytest
 
 from runtime.launcher.horovod_store import RendezvousServer
 
-pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("it talks over real sockets, with time limits of seconds")
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def test_a_piece_waits_only_while_it_may_begin_a_value():
 
 
 def test_a_value_that_the_end_of_a_stream_cuts_is_replaced():
+    """Unless fewer than six of its characters are left: these are likely to be ordinary text."""
     stream = Mask(["hunter2hunter2"]).new_stream()
     assert (stream.feed(b"my hunter2"), stream.finish()) == (b"my ", b"***")
     assert (stream.feed(b"my hunt"), stream.finish()) == (b"my ", b"hunt")
@@ -49,6 +50,7 @@ def test_values_of_several_lines_are_replaced_line_by_line():
 
 
 def test_the_end_of_a_text_that_was_cut_is_replaced():
+    """The same limit of six characters applies."""
     mask = Mask(["hunter2hunter2"])
     assert mask.apply_to_text("refused: hunter2hun") == "refused: ***"
     assert mask.apply_to_text("the hunt") == "the hunt"

@@ -18,7 +18,7 @@ from tests.runtime.launcher.test_topology import PLAN
 
 
 def test_open_mpi_is_given_the_runs_interface_unless_that_is_loopback():
-    """It refuses loopback between hosts."""
+    """Open MPI refuses loopback between hosts."""
     plan = round_plan(PLAN._replace(controller="mpi"), Round(0, [0, 1]))
     environments = [mpi.mpirun_environment(plan._replace(interface=each), "") for each in ("eth1", "lo")]
     assert [each.get("OMPI_MCA_btl_tcp_if_include") for each in environments] == ["eth1", None]
@@ -31,6 +31,7 @@ def test_mpirun_is_located_beside_the_interpreter_or_in_the_path(tmp_path):
     python = str(image / "python")
     assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun"), "the error of the start names this path"
     (system / "mpirun").touch(0o755)
+    # An empty entry of the path, which a shell takes for the current folder, is skipped.
     assert mpi.find_mpirun(python, f"/none::{system}") == str(system / "mpirun")
     (image / "mpirun").touch(0o755)
     assert mpi.find_mpirun(python, f"/none:{system}") == str(image / "mpirun")
@@ -57,7 +58,7 @@ def test_an_mpi_command_longer_than_a_message_is_refused():
 
 
 def test_a_refused_rank_is_the_fault_of_the_code_that_runs_already():
-    """Its first rank runs, so the code may have used up the process limit."""
+    """The node's first rank runs already, so its code may have used up the process limit."""
     created, _sent = mpi_of_node_1()
     created._give_up_at = float("inf")  # mpirun has any time to start the ranks
     started = []

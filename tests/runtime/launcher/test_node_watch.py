@@ -41,7 +41,7 @@ class Node:
         self.number = number
         self.other = None
         self.reports = []
-        self.is_cut_off = False  # if so, messages to it are lost
+        self.is_cut_off = False  # while it is cut off, messages to it are lost
         plan = SimpleNamespace(
             node=number, workers=1, cpus=1.0, hang_seconds=HANG_SECONDS, own_network=False, run_dir="/nowhere"
         )
@@ -113,7 +113,7 @@ def test_a_hang_reports_the_cpu_time_since_the_last_progress(run, nodes):
     """CPU time below what counts as progress is still charged."""
     share = 0.02  # of the core that each node has
     run.states[0] = RankState("a", NOT_WAITING, "train.py, line 9, sleep")
-    nodes[0].watch.note_output()
+    nodes[0].watch.note_output()  # the last sign of progress
     cause = None
     for _second in range(2 * HANG_SECONDS + 10):  # more than enough: the hang comes after HANG_SECONDS
         run.cpu += share

@@ -10,7 +10,7 @@ import pytest
 from runtime.launcher.rendezvous import peers as peers_module
 from runtime.launcher.rendezvous.peers import Peers
 
-pytestmark = pytest.mark.rerun_if_late("it talks to real processes, with time limits of seconds")
+pytestmark = pytest.mark.rerun_if_late("it talks over real sockets, with time limits of seconds")
 
 TOKEN = "the-runs-token"
 
@@ -148,7 +148,7 @@ def test_a_listener_that_is_not_the_hub_is_ignored_and_the_hub_is_searched_again
             connection.recv(4096)
             if behaviour == "lies":
                 connection.sendall(b'{"type": "welcome", "proof": "made up"}\n{"type": "start"}\n')
-            # Nothing comes from a silent one, so there is nothing to wait for.
+            # A silent impostor sends nothing, so there is nothing to wait for.
             for key, _events in node.selector.select(0 if behaviour == "is silent" else 10):
                 assert node.events(key.data) == []
     node.join(hub.address)

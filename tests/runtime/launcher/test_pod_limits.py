@@ -64,7 +64,7 @@ def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, r
     clock.now += 20
     assert limits.note_launched() == 10, "seconds left for the nodes to meet"
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
-    # Its ranks have started, so it may be their doing.
+    # Its ranks have started, so the silence may be their doing.
     limits = PodLimits(POD_PLAN, record)
     limits.note_running({})
     record.data["started_at"] = 1.0
@@ -146,7 +146,7 @@ def test_the_exit_of_a_launcher_is_explained_by_what_came_before(clock, record, 
 
 
 def test_processes_of_a_pod_dump_no_core():
-    """Not even where the kernel pipes them to a program, which it does with a limit of 0."""
+    """A limit of 1 byte prevents them also where the kernel pipes cores to a program, which it does at a limit of 0."""
     code = (
         "import resource; from runtime.launcher.pod.process_tree import PodTree; PodTree()._prepare(); "
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"

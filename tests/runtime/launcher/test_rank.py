@@ -34,8 +34,9 @@ def run(folder, source):
         ("import json\njson.loads('{')", ["json.decoder.JSONDecodeError", None, "train.py", "2", ""]),
         ("x = (", ["SyntaxError", "'(' was never closed", "train.py", "1", ""]),
         ("raise RuntimeError('two\\tparts\\nand a line')", ["RuntimeError", "two parts", "train.py", "1", ""]),
+        # A first line that ends with a colon only introduces the others.
         ("raise RuntimeError('Graph execution error:\\n\\nwrong size')", ["RuntimeError", "wrong size", None, "1", ""]),
-        (
+        (  # an error that quotes the traceback of a child process
             "raise RuntimeError('Process 1:\\n\\nTraceback (most recent call last):\\n  File \"a\"\\nKeyError: 5\\n')",
             ["RuntimeError", "KeyError: 5", None, "1", ""],
         ),

@@ -59,7 +59,7 @@ def test_a_rank_in_a_collective_waits():
     [
         "\x00\xff garbage\n  File without an end",
         'Current thread 0x1 (most recent call first):\n  File "/workspace/train.py", line 1 in all_reduce\n',
-        # Deep inside something else, a collective's file says nothing: this rank computes for one.
+        # A collective far from the top of a stack says nothing: a function that it has called computes now.
         'Current thread 0x1 (most recent call first):\n  File "/workspace/loss.py", line 1 in compute\n'
         + '  File "/workspace/train.py", line 1 in hook\n' * 4
         + '  File "/x/torch/distributed/distributed_c10d.py", line 1 in all_reduce\n',
