@@ -1,6 +1,7 @@
 """Client processes for `bench.money`, each with a database connection, that post to the ledger on command.
 
-Both ways of posting write the same rows of the same tables, under the same constraints and triggers.
+`ledger.post`, and the plain SQL statement that it is compared with, write the same rows of the same tables, under the
+same constraints and triggers.
 """
 
 from __future__ import annotations

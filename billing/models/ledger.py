@@ -75,7 +75,7 @@ class Account(models.Model):
     def owner(self) -> Organization:
         """Return the organization of the account. Raises ValueError for an account of the platform, which has none."""
         if self.organization is None:
-            raise ValueError("Only an organization's wallet has an owner.")
+            raise ValueError("An account of the platform has no owner.")
         return self.organization
 
 
@@ -209,7 +209,7 @@ class Entry(models.Model):
 
 
 class Receipt(models.Model):
-    """The receipt of one purchase, written when its hold ends. Each line names its rule. Never edited."""
+    """The receipt of one purchase, written when its hold ends. Each line names its pricing rule. Never edited."""
 
     hold = models.OneToOneField(Hold, models.PROTECT, related_name="receipt", verbose_name=_("hold"))
     # Needs no index of its own, because two of the indexes below begin with it.

@@ -26,7 +26,7 @@ class Capability(enum.StrEnum):
     PAY = "pay"
     """Top up, see and download every payment."""
     MANAGE = "manage"
-    """Activate and deactivate services; manage members, their roles and the organization's settings."""
+    """Activate and deactivate the service; manage members, their roles and the organization's settings."""
 
 
 CAPABILITIES: dict[Role, frozenset[Capability]] = {

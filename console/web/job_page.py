@@ -227,7 +227,7 @@ def _fix_button(job: Job, explanation: Explanation, *, has_files: bool) -> dict[
     order_url = f"{reverse('training_new')}?"
     if explanation.changes:  # an order with these changes would avoid the failure
         url = order_url + urlencode({"rerun": job.pk, **explanation.changes})
-        if explanation.hourly_minor is None:
+        if explanation.hourly_minor is None:  # only a change of the node spec has a price
             title = _("Run again with batch size %(size)s") % {"size": explanation.changes["batch_size"]}
         else:
             title = _("Run again on %(spec)s, %(price)s per node-hour") % {

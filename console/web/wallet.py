@@ -43,10 +43,10 @@ RECEIPT_FIELDS = (
     "hold__order__quote__purchase", "hold__order__job__name", "hold__order__job__code_path",
     "hold__order__job__builtin_script", "hold__order__job__image__name",
 )  # fmt: skip
-"""The columns that lists show of a receipt; those of the quotes and the job make its title."""
+"""The columns that lists show of a receipt; those of the quotes and the job give its title in the reader's language."""
 MAX_AMOUNT_DIGITS = 11
-"""Longer amounts in the URL are ignored. Payments have at most eight digits in minor units (`LARGEST_PAYMENT`), so each
-longer amount fails in the form; the limit only keeps a hostile URL from making `int` parse a very long number."""
+"""Longer amounts in the URL are ignored, so that `int` never parses a very long number. The form refuses amounts above
+`LARGEST_PAYMENT`, which has eight digits, anyway."""
 
 
 class TopUpForm(forms.Form):

@@ -22,7 +22,7 @@ from jobs.sweeps.suggestions import Method, Pruner
 from runtime.launcher.variables import escape
 
 MAX_TRIALS = spaces.MAX_GRID_TRIALS
-"""Maximum trials of a sweep. With as many earlier trials, a suggestion takes less than 200 ms."""
+"""Maximum trials of a sweep. After that many trials, a suggestion still takes less than 200 ms."""
 MAX_CONCURRENCY = 100
 """Maximum trials at once. Each is a job in the queue, and counts for the organization's limit of open jobs."""
 MAX_METRIC_LENGTH = 100
@@ -115,7 +115,7 @@ def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
 
     These are the ends of a range, or all choices of a categorical parameter, because their order says nothing about the
     price. Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the
-    names of all parameters are validated.
+    caller, who validates a purchase with each combination, meets every parameter's name.
     """
     combinations: list[Values] = [{}]
     for parameter in space:

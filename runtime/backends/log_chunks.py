@@ -122,7 +122,7 @@ def _times_of_lines(data: bytes, offset: int, times: Iterable[tuple[int, float]]
 def lines_chunk(data: bytes, offset: int, *, is_final: bool) -> LogChunk:
     """Decode the complete lines of `data`, which was read at `offset`.
 
-    Leave an incomplete last line to the next chunk.
+    Leave an incomplete last line to the next chunk, or drop it if `is_final`.
     """
     data = data[: data.rfind(b"\n") + 1]
     return LogChunk(data.decode("utf-8", "replace"), offset + len(data), eof=is_final)

@@ -3,7 +3,7 @@
 The script runs in a sandbox, since packages that are published as source run their own code when they are built. On the
 local backend the sandbox has no network. uv's requests then go to a port of the sandbox's loopback, and this script
 passes them on to a mounted socket. On that socket a proxy of the console listens, which connects only to package
-indexes (`runtime.packages.proxy`). On a cluster, the pod's network policy allows the connections to the index.
+indexes (`runtime.packages.proxy`). On Kubernetes, the pod's network policy allows the connections to the index.
 
 Fields of `plan.json`:
 

@@ -107,7 +107,8 @@ class Node:
     def _start(self, ranks: Sequence[int], listener: Optional[int], launch_plan: LaunchPlan) -> None:
         """Start the launcher and send it this plan, with the descriptors of its outputs and `listener` added.
 
-        `ranks` are the global ranks of this node. `listener` is the hub's listening socket; None on other nodes.
+        `ranks` are the global ranks of this node. `listener` is the socket on which node 0 listens for the other
+        launchers; None on other nodes.
         """
         self._output.mask = self._mask = Mask(launch_plan.get("secrets", {}).values())
         supervisor_end, launcher_end = socket.socketpair()

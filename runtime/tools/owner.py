@@ -129,7 +129,7 @@ class Owner:
             self._server.shutdown()
 
     def handle_request(self, line: bytes) -> dict[str, str]:
-        """Start the session that a line of JSON requests; return its `key`, or an `error`."""
+        """Start the session that `line`, a request in JSON, asks for; return its `key`, or an `error`."""
         try:
             return self._start(SessionRequest.from_data(json.loads(line)))
         except (RuntimeFault, OSError, ValueError, KeyError, TypeError) as error:

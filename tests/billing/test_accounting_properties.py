@@ -28,19 +28,19 @@ from tests.factories.accounts import MembershipFactory
 from tests.factories.billing import book, quote, wallet
 from tests.racing import raised, together
 
-BROKEN_ACCOUNTS = {
+BROKEN_ACCOUNTS = {  # queries that must return no row, by what a row would mean
     "a hold used more credit than it was charged": """
         SELECT h.id FROM billing_hold h JOIN billing_credituse u ON u.hold_id = h.id
         GROUP BY h.id HAVING sum(u.used_minor) > coalesce(h.charged_minor, 0)""",
-    "what expired was not posted, to the cent": """
+    "the posted expiry differs from the credit that expired": """
         SELECT g.id FROM billing_creditgrant g
         LEFT JOIN billing_transaction t ON t.reference LIKE 'credit-expired:' || g.id || ':%'
         LEFT JOIN billing_entry e ON e.transaction_id = t.id AND e.amount_minor < 0
         GROUP BY g.id HAVING g.expired_minor <> -coalesce(sum(e.amount_minor), 0)""",
-    "a grant was not posted, or the grant of a credit note was posted again beside the note": """
+    "a grant has no posting of its own, or has one although its credit note posted it": """
         SELECT g.id FROM billing_creditgrant g LEFT JOIN billing_transaction t ON t.reference = 'grant:' || g.id
         WHERE (g.source = 'correction') = (t.id IS NOT NULL)""",
-    "a voucher was used more often than its row says": """
+    "a voucher counts other uses than it had, or more than it allows": """
         SELECT v.id FROM billing_voucher v LEFT JOIN billing_creditgrant g ON g.voucher_id = v.id
         GROUP BY v.id HAVING count(g.id) <> v.uses OR v.uses > v.max_uses""",
     "the numbers of invoices or credit notes have a gap": """

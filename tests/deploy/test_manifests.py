@@ -286,7 +286,7 @@ def test_the_restoring_pod_has_the_backups_volumes_and_settings():
 
 def test_the_console_may_do_what_its_clusters_need_and_no_more(overlay):
     manifests = objects(overlay)
-    # `rbac` returns the service account too, which is compared below.
+    # `rbac` returns a service account too. The overlay has its own, which is compared with the roles' subjects below.
     by_name = lambda roles: {(each["kind"], name_of(each)): each for each in roles if each["kind"] != "ServiceAccount"}
     applied = [each for each in manifests if each["apiVersion"].startswith("rbac.authorization.k8s.io/")]
     assert by_name(applied) == by_name(role for config in clusters_of(manifests) for role in rbac(config))

@@ -51,7 +51,7 @@ REFUSED = [
     ({"environment": "A"}, "environment", "Line 1"),
     ({"environment": "A=1\nA=2"}, "environment", "set twice"),
     ({"environment": {"A": "1\n2"}}, "environment", "one line"),
-    ({"environment": {"A": "\ud800"}}, "environment", "one line"),
+    ({"environment": {"A": "\ud800"}}, "environment", "one line"),  # of valid characters
     ({"environment": {"A": None}}, "environment", "must be a string"),
     ({"environment": {f"A{n}": "" for n in range(101)}}, "environment", "at most 100"),
     ({"environment": {"A": "x" * 33_000}}, "environment", "32768 bytes"),
@@ -111,7 +111,7 @@ def test_a_secret_that_no_key_decrypts_ends_the_run_free(customer, settings):
     settings.SECRET_KEY = "another-key"
     assert start(job) is False
     job.refresh_from_db()
-    assert (job.state, job.reason) == ("failed", "platform_error")
+    assert (job.state, job.reason) == ("failed", "platform_error")  # a retry could not decrypt it either
     with pytest.raises(InvalidSpec, match="API_TOKEN"):
         launch_spec(job.attempts.get())
 
@@ -168,5 +168,5 @@ def test_the_environment_is_known_before_the_purchase(customer, api):
     assert {name: seen[name].replace(f"job-{job.pk}-", "job-0-") for name in numbered} == {
         name: environment[name] for name in numbered
     }
-    assert seen.keys() == environment.keys()
+    assert seen.keys() == environment.keys()  # only the API adds the names of secrets, with *** as their values
     assert api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=2").status_code == 404

@@ -121,7 +121,7 @@ async def test_a_stream_sends_changes_as_they_happen_until_the_job_ends(job, bac
 @in_loop
 async def test_without_redis_streams_poll(job, settings, tmp_path, monkeypatch):
     settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
-    monkeypatch.setattr(streams, "RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(streams, "RECONNECT_SECONDS", 0.05)  # each try to reconnect also reads the row
     events = streams.job_events(job)
     assert (await soon(events)).data["state"] == "queued"
     await in_thread(start, job)

@@ -72,8 +72,8 @@ class PackageIndex:
 class ClusterConfig:
     """The settings of one cluster. Without `context`, `kubeconfig` and `in_cluster`, the default kubeconfig is used.
 
-    The keys of `node_selectors` and `tolerations` are node kinds, which are names of node types. The key "" applies to
-    all kinds without a key.
+    The keys of `node_selectors` and `tolerations` are node kinds: names of node types. The key "" applies to all kinds
+    without a key.
     """
 
     name: str
@@ -85,7 +85,7 @@ class ClusterConfig:
     images: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     """Registry reference of each built-in image."""
     flavours: Mapping[str, Flavour] = field(default_factory=lambda: _EMPTY)
-    """Flavour of each built-in image in `images`."""
+    """For which hardware each built-in image in `images` was built: `cpu` or `cuda`."""
     pythons: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     """Path of the image's Python, by a built-in image's name or a reference; default: `python3` on the image's PATH."""
     image_pull_secrets: tuple[str, ...] = ()
@@ -207,6 +207,7 @@ def _package_index(reader: SettingsReader) -> PackageIndex | None:
     index = PackageIndex(str(data["url"]), tuple(networks), str(data.get("certificate", "")))
     try:
         parts = urlsplit(index.url)
+        # Reading the port raises ValueError if it is no number of a port.
         is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and index.port > 0
         for network in networks:
             ipaddress.ip_network(network)
@@ -290,7 +291,7 @@ def _capacity(reader: SettingsReader) -> Capacity | None:
                 gpu_type=str(entry.get("gpu_type", "")),
             )
             machines += [
-                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, total)
+                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, free=total)
                 for index in range(int(entry.get("count", 1)))
             ]
     except (TypeError, KeyError, ValueError, AttributeError) as error:

@@ -14,7 +14,7 @@ Environment; none of it reaches the ranks, except secrets:
     TRAINYARD_TOKEN        the secret that the run's launchers share
     TRAINYARD_RECORD_KEY   the key that signs the record
     TRAINYARD_SECRET_*     the order's secrets, by name; the ranks get them without the prefix
-    TRAINYARD_ORDER        path of the plan, by its former name; default /trainyard/order/order.json
+    TRAINYARD_ORDER        path of the plan, which older versions called order; default /trainyard/order/order.json
     TRAINYARD_TERMINATION  path of the last record; default /dev/termination-log
 
 While the node ends, this process checks `nodes/stop.json` in the run's folder for a signed request to end sooner
@@ -40,12 +40,12 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
     disk_by_quota       true if that is the rest of the organization's storage quota
     written             the folders that the run may write to: {"run": path, "checkpoints": path, "outputs"?: path,
                         "workspace"?: path}, as the pod sees them. "run" is the run's whole folder
-    platform_bytes      how much of that folder the files of this process may take; it does not count as the run's
+    platform_bytes      bytes in the run's folder for the files of this process, which do not count as the run's
     gpus                GPUs of each node; default 0
     python              the interpreter of the ranks; empty: this process's
     builtin_script      a script of the platform, such as `smoke`; if empty, the plan's `script` is used
     environment         {name: value} for the ranks, added to the image's
-    variables           {name: value} of the order, for the ranks only
+    variables           {name: value} that the customer has set, for the ranks
     packages            folder of packages in addition to the image's, or ""
     plan                the fields of `runtime.launcher.topology.Plan` except `node` and `addresses`
 
@@ -57,7 +57,7 @@ console cannot see the storage.
 Fields of the record, in this order. Its last version, cut to 4096 bytes, is the termination message:
 
     run, node
-    phase               starting, running, stopping, ended. Only `ended` is final: older records could be replayed
+    phase               starting, running, stopping, ended. Trust only `ended`: code can put back an older record
     address             the pod's IP
     started_at          when this node's ranks were started, by its clock; null: no customer code ever ran here
     finished_at         when no process of the run was left here

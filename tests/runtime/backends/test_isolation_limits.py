@@ -22,7 +22,7 @@ def test_limits_can_be_lowered_and_hold_for_one_file_too(harness):
     import os, resource
     with open(os.environ["RANK"], "wb", buffering=0) as file:
         file.seek((512 << 20) - 1)  # a gap, which takes no space
-        for _ in range(2):  # the first byte is the last that the limit allows
+        for _ in range(2):  # the first write ends exactly at the limit
             try: print(file.write(b"x"))
             except OSError as error: print(error.strerror)
     for name in ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_FSIZE", "RLIMIT_CORE"):

@@ -171,7 +171,7 @@ def test_what_sbatch_refuses_is_the_specs_or_the_clusters_fault(text, error, fie
     refusal = _translate_sbatch_error(CommandFailed(text), "acme-lab")
     assert type(refusal) is error
     assert getattr(refusal, "field", None) == field
-    # Without an account of the organization's own, a refused account is that of all organizations.
+    # An organization without its own account uses the shared one. If Slurm refuses that, the operator must repair it.
     shared = _translate_sbatch_error(CommandFailed(text), "")
     assert type(shared) is (BackendUnavailable if field == "account" else error)
 
@@ -239,7 +239,7 @@ STOP = EndRequest(
 def test_the_end_of_a_supervisor_has_the_cause_that_slurm_names(state, request_, outcome, code):
     ended = status([record()], state, request=request_)
     assert (ended.phase, ended.outcome, ended.failure.code) == (RunPhase.ENDED, outcome, code)
-    # The same if the supervisor could still write that Slurm ended it. What Slurm ends for no known reason is free.
+    # The same if the supervisor could still write that Slurm ended it, except where no reason is known: that is free.
     if state in {"FAILED", "COMPLETED", None}:
         outcome, code = Outcome.NODE_LOST, FailureCode.EVICTED
     ended = status([record(ended=True, causes=[by_slurm()])], state, request=request_)
