@@ -161,9 +161,7 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
         return
     try:
         intent = gateway.find_charge(reference=str(top_up.pk), customer_id=customer_id) if is_retry else None
-        is_too_old = top_up.created_at < timezone.now() - GIVE_UP_AFTER
-        if intent is None and (is_too_old or not _is_on(top_up.account)):
-            _fail(top_up, "unanswered")
+        if intent is None and _gives_up(top_up):
             return
         intent = intent or gateway.charge_card(
             reference=str(top_up.pk),
@@ -190,10 +188,22 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
     )
 
 
-def _is_on(account: Account) -> bool:
-    """Return whether the wallet's automatic top-ups are on and its organization has not given up the service."""
-    is_ended = ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
-    return not is_ended and AutoTopUp.objects.filter(account=account, is_on=True).exists()
+def _gives_up(top_up: TopUp) -> bool:
+    """Close a top-up whose charge does not exist, if it is too old, or if automatic top-ups are off by now.
+
+    Return whether it was closed.
+    """
+    if top_up.created_at < timezone.now() - GIVE_UP_AFTER:
+        _fail(top_up, "unanswered")
+        return True
+    is_on = AutoTopUp.objects.filter(account=top_up.account, is_on=True).exists()
+    if is_on and not ENDED_ACTIVATIONS.filter(organization=top_up.account.organization_id).exists():
+        return False
+    # Not `_fail`, which would replace the reason for which they are off, and lead to an email.
+    TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(
+        state=TopUp.States.FAILED, failure="unanswered", mailed_at=timezone.now()
+    )
+    return True
 
 
 def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = None) -> bool:

@@ -25,7 +25,7 @@ from billing import ledger
 from billing.errors import VoucherRefused
 from billing.models import Account, CreditGrant, CreditUse, Hold, Voucher
 from billing.policy import policy
-from console.accounts.models import Organization, User
+from console.accounts.models import Organization, ServiceAccount, User
 
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """32 letters and digits, without I, O, 0 and 1, which look alike."""
@@ -135,6 +135,9 @@ def _redeem(account: Account, code: str, user: User) -> CreditGrant:
         raise _refused(_("This voucher code does not exist. Check it for typing errors."))
     if voucher.expires_at and voucher.expires_at <= now:
         raise _refused(_("This voucher could be redeemed until %(date)s.") % {"date": f"{voucher.expires_at:%Y-%m-%d}"})
+    # Otherwise a person could redeem a code by service accounts of several organizations, each a user of its own.
+    if ServiceAccount.objects.filter(membership__user=user).exists():
+        raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))
     if voucher.currency != account.currency:
         raise _refused(
             _("This voucher is in %(theirs)s, but your wallet is in %(ours)s.")

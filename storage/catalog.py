@@ -358,8 +358,8 @@ def unpack_into_workspace(
         reservation.count(entries=new_entries)
         limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
         unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        trees.flush_disk(folder=unpack_path)
         replaced_usage = files.merge(root=root, path=path, source=unpack_path)
-        trees.flush_disk(folder=root)
         # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.
         added = Usage(
             unpack_result.size_bytes - replaced_usage.size_bytes,

@@ -47,7 +47,7 @@ output. Repositories of code are far smaller, and data belongs in datasets."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 """The largest address space of a git process. To unpack deltas it needs as much memory as the largest file."""
 MAX_ERROR_BYTES = 64 * 1024
-"""How much of git's error output is read. It contains what the server sends as messages, without a limit."""
+"""How much of the end of git's error output is read. It contains the server's messages, which have no limit."""
 MAX_REASON_LENGTH = 300
 """How many characters of git's own error message the customer sees."""
 _BRANCH = re.compile(r"^(?!.*(\.\.|//|@\{))[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}\Z")
@@ -240,7 +240,7 @@ def _git(scratch: Path, options: dict[str, str], *arguments: str, on_wait: Calla
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also the helpers that git has started
         if process.returncode:
-            errors.seek(0)
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - MAX_ERROR_BYTES))
             reason = _reason(errors.read(MAX_ERROR_BYTES))
             raise GitFailed(_("The repository can't be read: %(reason)s") % {"reason": reason})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.core.exceptions import ImmediateHttpResponse
@@ -14,6 +15,7 @@ from django.db import transaction
 from django.forms import Form
 from django.http import HttpRequest
 from django.shortcuts import redirect
+from django.urls import Resolver404, resolve
 from django.utils.translation import get_language
 
 from console.accounts import invitations, selectors, services
@@ -130,14 +132,24 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         return settings.SIGNUP != "closed" and (not email or services.may_sign_up(email))
 
     def _find_invitation(self, request: HttpRequest, sociallogin: Any) -> Invitation | None:
-        """Return the invitation in the URL, if it was sent to the new account's address and the provider verified it.
+        """Return the invitation of a sign-up, if it was sent to the new account's address and the provider verified it.
 
-        Anyone can add `?invitation=` to the URL to which the provider returns.
+        It is the page to which the log-in leads, or in the URL. Anyone can add either.
         """
-        invitation = invitations.find(request.GET.get("invitation", ""))
+        token = request.GET.get("invitation") or _token_in(sociallogin.state.get("next") or "")
+        invitation = invitations.find(token)
         verified = {address.email.lower() for address in sociallogin.email_addresses if address.verified}
         is_for_user = invitation and invitation.email == sociallogin.user.email.lower() and invitation.email in verified
         return invitation if is_for_user else None
+
+
+def _token_in(url: str) -> str:
+    """Return the token of an invitation's page; "" for another address."""
+    try:
+        page = resolve(urlsplit(url).path)
+    except (Resolver404, ValueError):
+        return ""
+    return str(page.kwargs["token"]) if page.url_name == "invitation" else ""
 
 
 def _create_organization(user: User, name: str | None = None) -> None:

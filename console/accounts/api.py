@@ -150,6 +150,13 @@ class NewServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
 # --- Views ------------------------------------------------------------------------------------------------------------
 
 
+def _require_within_scopes(actor: Membership, token: ApiToken) -> None:
+    """Raise NotAllowed if `token` may do more than the token of the request, if that is limited."""
+    scopes = token.scope_set()
+    if actor.scopes is not None and (scopes is None or not scopes <= actor.scopes):
+        raise NotAllowed
+
+
 def _grantable_role(actor: Membership, role: str) -> Role:
     """Return the role if it is valid and allows no more than the token of the request. Raises InvalidInput."""
     if not actor.may_grant(services.checked_role(role)):
@@ -204,9 +211,8 @@ class TokenView(TenantView):
     def delete(self, request: Request, pk: int) -> Response:
         """Revoke the token at once. A token can revoke itself and tokens that may do no more."""
         token = get_object_or_404(selectors.tokens(membership=self.membership), pk=pk)
-        limits, scopes = self.membership.scopes, token.scope_set()
-        if token != request.auth and limits is not None and (scopes is None or not scopes <= limits):
-            raise NotAllowed
+        if token != request.auth:
+            _require_within_scopes(self.membership, token)
         services.revoke_token(token=token, actor=self.membership.user)
         return Response(status=204)
 
@@ -406,8 +412,9 @@ class ServiceAccountTokenView(_ServiceAccountBase):
 
     @extend_schema(operation_id="service_account_tokens_revoke", responses={204: None})
     def delete(self, request: Request, pk: int, token_pk: int) -> Response:
-        """Revoke the token at once."""
+        """Revoke the token at once. A token revokes only tokens that may do no more."""
         token = get_object_or_404(selectors.tokens(membership=self.account(pk).membership), pk=token_pk)
+        _require_within_scopes(self.membership, token)
         services.revoke_token(token=token, actor=self.membership.user)
         return Response(status=204)
 

@@ -91,7 +91,7 @@ def earlier_trials(sweep: Sweep) -> QuerySet[Trial]:
     if sweep.extends_id is None:
         return Trial.objects.none()
     trials = Trial.objects.filter(sweep__in=sweeps_of_search(sweep.extends_id), sweep__lt=sweep.pk)
-    return trials.select_related("job__order__hold").order_by("sweep", "number")
+    return trials.select_related("job__order__hold").order_by("sweep_id", "number")
 
 
 def plan_of(sweep: Sweep) -> Plan:

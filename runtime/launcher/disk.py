@@ -35,9 +35,10 @@ _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
-_INITIAL_SECONDS = 1.0
-"""How long measuring one folder may take before the run. It delays the start of the ranks, and a second is enough for
-about a hundred thousand files on a local disk. If it takes longer, the run counts as having filled a full disk."""
+_INITIAL_SECONDS = 10.0
+"""How long measuring one folder may take before the run, whose start waits for it. Most take milliseconds; on a slow
+network file system this is enough for tens of thousands of files. All four folders must be measured before the
+launchers of the other nodes give up. If it takes longer, the run counts as having filled a full disk."""
 _FINAL_SECONDS = 10.0
 """How long measuring one folder may take after the run. If it takes longer, the run counts as having filled the disk.
 """

@@ -12,7 +12,9 @@ from django.utils import timezone
 from billing import credit
 from billing.errors import InsufficientFunds, VoucherRefused
 from billing.models import Account, BillingPolicy, CreditGrant, CreditUse, Transaction, Voucher
+from console.accounts import service_accounts
 from console.accounts.models import User
+from console.accounts.roles import Role
 from tests.billing.runs import buy, give_credit, run, settle
 from tests.caching import clear_cache
 from tests.factories.accounts import MembershipFactory, UserFactory
@@ -143,6 +145,9 @@ def test_a_voucher_gives_credit_unless_it_cannot_be_redeemed(account, voucher):
     assert lot.received_by is not None
     with pytest.raises(VoucherRefused, match="You have used"):
         redeem(wallet(), user=lot.received_by)  # the same person in another organization
+    robot = service_accounts.create(actor=MembershipFactory(), name="robot", role=Role.BILLING)
+    with pytest.raises(VoucherRefused, match="A service account"):
+        redeem(wallet(), user=robot.membership.user)
     assert 29 * DAY < lot.expires_at - timezone.now() <= 30 * DAY
 
 

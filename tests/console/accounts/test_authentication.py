@@ -11,7 +11,7 @@ from django.utils import timezone
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.request import Request
 
-from console.accounts import services
+from console.accounts import service_accounts, services
 from console.accounts.access import is_still_allowed
 from console.accounts.authentication import TokenAuthentication
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY, OrganizationMiddleware
@@ -125,6 +125,14 @@ def test_a_token_revokes_itself_and_tokens_that_may_do_no_more(api, owner):
     for scopes, status in ((None, 403), (["pay"], 403), (["view"], 204)):
         assert client.delete(f"/api/v1/tokens/{create(scopes).data['id']}/").status_code == status, scopes
     assert client.delete(f"/api/v1/tokens/{used.data['id']}/").status_code == 204
+
+
+def test_a_token_revokes_no_token_of_a_service_account_that_may_do_more(api, owner):
+    account = service_accounts.create(actor=owner, name="robot", role=Role.MEMBER)
+    token, _secret = service_accounts.create_token(account=account, actor=owner, name="ci")
+    path = f"/api/v1/service-accounts/{account.pk}/tokens/{token.pk}/"
+    limited = client_with_created_token(api, api(owner).post("/api/v1/tokens/", {"name": "x", "scopes": ["manage"]}))
+    assert (limited.delete(path).status_code, api(owner).delete(path).status_code) == (403, 204)
 
 
 def test_a_token_is_refused_while_its_user_is_inactive_and_once_it_has_expired(api, owner, client):

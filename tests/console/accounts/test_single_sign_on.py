@@ -120,7 +120,8 @@ def test_closed_sign_up_by_single_sign_on_needs_an_unused_invitation_for_the_ver
     for address, verified in ((fresh_email(), True), (email, False)):
         _client, answer = sign_on_openid(address, verified=verified, invitation=token)
         assert "Sign-up is closed" in answer.text
-    client, _answer = sign_on_openid(email, invitation=token)
+    # As the invitation's page leads there.
+    client, _answer = sign_on_openid(email, next_page=reverse("invitation", args=[token]))
     assert [(each.organization, each.role) for each in logged_in_user(client).memberships.all()] == [
         (owner.organization, Role.VIEWER)
     ]
