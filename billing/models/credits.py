@@ -150,7 +150,7 @@ class CreditGrant(models.Model):
 
 
 class CreditUse(models.Model):
-    """What one hold takes from one lot: reserved while the hold is open, and used by its charge."""
+    """The amount that one hold takes from one lot: reserved while the hold is open, and used by its charge."""
 
     hold = models.ForeignKey(Hold, models.PROTECT, related_name="credit_uses", verbose_name=_("hold"))
     grant = models.ForeignKey(CreditGrant, models.PROTECT, related_name="uses")

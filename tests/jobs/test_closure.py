@@ -221,7 +221,7 @@ def test_closing_happens_once_when_several_ask_at_once(provider, member):
 
 @pytest.mark.django_db(transaction=True)
 def test_a_request_locks_the_series_of_invoices_before_any_account(provider, member, monkeypatch):
-    """Whoever issues an invoice holds the series and waits for accounts, so the other order can deadlock."""
+    """To issue an invoice holds the series and waits for accounts, so the other order can deadlock."""
     book(storage="300")
     account = wallet(member.organization)
     storage_charges.charge_day(account=account, day=date(2026, 6, 30), size_bytes=40 * storage_charges.GB)

@@ -33,7 +33,7 @@ class LocalHarness(RunHarness):
 
     keeps_output = True
     preface = ""
-    """What each script begins with. `hostile.warm` sets it, so that every script starts warm."""
+    """The beginning of each script. `hostile.warm` sets it, so that every script starts warm."""
 
     def __init__(self, folder, images_root):
         self.folder = folder

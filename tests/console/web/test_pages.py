@@ -96,7 +96,7 @@ WITHOUT_ORGANIZATION = {
     "organization_new", "organization_switch", "security", "security_delete", "security_end_client_access",
     "security_end_session", "security_end_sessions", "security_export", "time_zone",
 }  # fmt: skip
-"""URL names of pages that are public or a person's own, whatever their role."""
+"""URL names of pages that are public, or that belong to a person in any role."""
 # What the content policy refuses in a page:
 HANDLER = re.compile(r"<[^>]+\son[a-z]+\s*=|javascript:|hx-on", re.IGNORECASE)
 INLINE_SCRIPT = re.compile(r"<script(?![^>]*\bsrc=)(?![^>]*application/json)[^>]*>", re.IGNORECASE)
@@ -221,7 +221,7 @@ def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization
 
 
 PLACEHOLDERS = {"int": "1", "uuid": "8b7e1f5e-3c0a-4d6b-9a55-2f1f0c5d7e11"}
-"""What stands for an argument in the test below, by its converter; "x" stands for all others."""
+"""Values for the arguments of a path in the test below, by their converter. Other converters get "x"."""
 
 
 def test_no_page_fails_before_activation(owner, browser):

@@ -282,7 +282,7 @@ def test_a_claim_about_another_node_is_believed_only_if_slurm_confirms_it():
     records = [record(0, ended=True, causes=[claim]), record(1, silent_for=30)]
     assert status(records, "FAILED", failed=["n1"]).outcome is Outcome.NODE_LOST
     assert status(records, "FAILED").outcome is Outcome.CODE_FAILED
-    # A node that has succeeded is not lost, whatever becomes of its machine later.
+    # A node that has succeeded is not lost, even if its machine fails later.
     assert status([record(ended=True)], "NODE_FAIL", failed=["n0"]).outcome is Outcome.COMPLETED
 
 
