@@ -30,7 +30,7 @@ def write_images(folder):
 @pytest.fixture
 def stage(harness, digits):
     """The harness, with the digits and time for any framework."""
-    shutil.unpack_archive(digits, harness.dataset)
+    shutil.unpack_archive(digits, harness.dataset, filter="data")
     write_images(harness.dataset)
     harness.patience = 300
     return harness

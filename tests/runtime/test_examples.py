@@ -62,7 +62,7 @@ def torch_harness(harness, digits):
     hostile.warm(harness)  # every run from here on starts warm
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, harness.workspace)
-    shutil.unpack_archive(digits, harness.dataset)
+    shutil.unpack_archive(digits, harness.dataset, filter="data")
     return harness
 
 

@@ -24,7 +24,7 @@ def examples(harness, digits):
     """A harness with the examples in the workspace and the digits as dataset."""
     for script in EXAMPLES.glob("*.py"):
         shutil.copy(script, harness.workspace)
-    shutil.unpack_archive(digits, harness.dataset)
+    shutil.unpack_archive(digits, harness.dataset, filter="data")
     harness.patience = 300
     return harness
 

@@ -152,7 +152,7 @@ def heavy(test):
 @pytest.fixture
 def horovod_harness(harness, digits):
     """The horovod image, the examples and the digits. Horovod may notice a lost peer only after its own 30 seconds."""
-    shutil.unpack_archive(digits, harness.dataset)
+    shutil.unpack_archive(digits, harness.dataset, filter="data")
     for name in ("horovod_elastic.py", "mnist_ddp.py"):
         shutil.copy(EXAMPLES / name, harness.workspace)
     harness.patience = 200
