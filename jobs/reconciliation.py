@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
-from console.core.enqueue import send_on_commit
+from console.core.enqueue import send, send_on_commit
 from console.observability import context
 from jobs import circuit_breaker, clusters, lifecycle, locks, results, run_specs, telemetry
 from jobs.clusters import cluster, cluster_names, resolve_cluster_name
@@ -99,12 +99,15 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
         stop_run(attempt.backend, attempt.run_name)
     elif attempt.job.is_notebook and status.phase is RunPhase.RUNNING:
         _update_deadline(attempt)
+    reads_left = 0
     if status.phase is RunPhase.ENDED:
         # Read before `_observe` ends the job, because the progress of an ended job no longer changes.
-        telemetry.ingest_all(attempt=attempt)
+        reads_left = telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
     _observe(attempt, status)
+    if reads_left:
+        send(telemetry.read_rest, attempt.pk, reads_left)
 
 
 def _update_deadline(attempt: Attempt) -> None:

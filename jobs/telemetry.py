@@ -12,16 +12,19 @@ import json
 import logging
 import math
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from celery import shared_task
 from django.db import transaction
 from django.db.models import F, Window
 from django.db.models.functions import RowNumber
 from django.utils import timezone
 
+from console.core.enqueue import send
 from jobs.clusters import cluster
 from jobs.event_files import Scalar, open_regular, read_scalars
 from jobs.models import Attempt, Job, MetricPoint
@@ -55,6 +58,9 @@ MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
 MAX_FINAL_READS = 80
 """Maximum reads of an ended run's output. 64 reads of 1 MiB cover the largest log; the others are to spare."""
+FINAL_READ_SECONDS = 5.0
+"""How long the end of a run waits for the reading of its output, since the ends of other runs wait, too. A run may have
+written millions of points in its last second, which take minutes to read. `read_rest` reads the others later."""
 MAX_FOLDER_NAME_LENGTH = 40
 """Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
 CURVE_NAME = re.compile(r"\w[\w ./:-]{0,99}")
@@ -219,14 +225,30 @@ def _add_names(cursor: dict[str, Any], key: str, collector: PointCollector) -> f
     return frozenset(names)
 
 
-def ingest_all(*, attempt: Attempt) -> None:
-    """Read the rest of an ended attempt's output. Errors are logged and do not stop the settlement that follows."""
+def ingest_all(*, attempt: Attempt, max_reads: int = MAX_FINAL_READS) -> int:
+    """Read the rest of an ended attempt's output, for about FINAL_READ_SECONDS and with at most `max_reads` reads.
+
+    Return how many reads are left for `read_rest`; 0 after the last one. Errors are logged and do not stop the
+    settlement that follows.
+    """
+    give_up_at = time.monotonic() + FINAL_READ_SECONDS
     try:
-        for _read in range(MAX_FINAL_READS):
+        for reads_left in reversed(range(max_reads)):
             if not ingest(attempt=attempt):
-                return
+                return 0
+            if time.monotonic() > give_up_at:
+                return reads_left
     except Exception:
         logger.exception("The output of %s could not be read.", attempt.run_name)
+    return 0
+
+
+@shared_task
+def read_rest(attempt_pk: int, max_reads: int) -> None:
+    """Continue `ingest_all`. Each message works for a few seconds, so that other tasks get their turn."""
+    attempt = Attempt.objects.filter(pk=attempt_pk).first()
+    if attempt and (reads_left := ingest_all(attempt=attempt, max_reads=max_reads)):
+        send(read_rest, attempt_pk, reads_left)
 
 
 def epoch_finished_at(job: Job) -> datetime | None:

@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 READ_INTERVAL_SECONDS = 0.25
 """Minimum interval between two reads of one run's output, so that a run that writes without pause is not read at every
 write. The end of a run is read at once."""
-READ_TIME_RETENTION_SECONDS = 60.0
-"""How long the time of a run's last read stays in memory. Any value above READ_INTERVAL_SECONDS works."""
+PAUSE_PER_READ_SECOND = 10.0
+"""How many times as long as a read took the next read of the same run waits. So no run, even if it reports without end,
+takes more than a tenth of its cluster's thread."""
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 """Seconds before reconnecting to a cluster after the first, second, … failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
@@ -52,7 +53,7 @@ class ClusterFollower:
     def __init__(self, name: str, stop: threading.Event) -> None:
         self.name = name
         self._stop = stop
-        self._read_at: dict[str, float] = {}  # when each run was last read, by the monotonic clock
+        self._next_read_at: dict[str, float] = {}  # when each run may be read again, by the monotonic clock
         self._unread: set[str] = set()  # runs that have changed since they were last read
 
     def run(self) -> None:
@@ -88,21 +89,21 @@ class ClusterFollower:
     def _process(self, changed: set[str]) -> None:
         """Read those of the changed runs that are due. The next call, a second later at most, reads the others."""
         self._unread |= changed
-        now = time.monotonic()
-        due = {name for name in self._unread if self._is_due(name, now)}
+        started_at = time.monotonic()
+        due = {name for name in self._unread if self._is_due(name, started_at)}
         self._unread -= due
         for name in due:
-            self._read_at[name] = now
+            started_at = time.monotonic()
             self._read(name)
-        self._read_at = {
-            name: at
-            for name, at in self._read_at.items()
-            if now - at < READ_TIME_RETENTION_SECONDS or name in self._unread
-        }
+            read_at = time.monotonic()
+            pause_seconds = max(READ_INTERVAL_SECONDS, PAUSE_PER_READ_SECOND * (read_at - started_at))
+            self._next_read_at[name] = read_at + pause_seconds
+        # Earlier times no longer matter.
+        self._next_read_at = {name: at for name, at in self._next_read_at.items() if at > started_at}
 
     def _is_due(self, name: str, now: float) -> bool:
-        """Whether a run has not been read for READ_INTERVAL_SECONDS, or has ended."""
-        if now - self._read_at.get(name, 0.0) >= READ_INTERVAL_SECONDS:
+        """Whether a run's pause after its last read is over, or it has ended."""
+        if now >= self._next_read_at.get(name, 0.0):
             return True
         try:
             return cluster(self.name).describe(name).phase is RunPhase.ENDED

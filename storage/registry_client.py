@@ -27,6 +27,7 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 from django.conf import settings
 
 from console.core import connections
+from runtime.packages.proxy import effective_ip, is_public
 
 TOTAL_SECONDS = 12.0
 """How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
@@ -54,8 +55,6 @@ MEDIA_TYPES = (
 DOCKER_HUB_HOSTS = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 DOCKER_HUB = "registry-1.docker.io"
 """The host that serves Docker Hub's API. References use all names in DOCKER_HUB_HOSTS for it."""
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-"""IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
 _MAX_CHALLENGE_LENGTH = 2000
 """How many characters of a WWW-Authenticate header are parsed, since the host may send anything. Real headers have a
 few hundred."""
@@ -324,15 +323,9 @@ def _connect_to_one(addresses: Sequence[str], port: int, deadline: float) -> soc
 
 
 def is_allowed(address: str) -> bool:
-    """Return whether this client may connect to an IP address.
-
-    An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64) is judged by its IPv4 address.
-    """
-    parsed = ipaddress.ip_address(address)
-    if isinstance(parsed, ipaddress.IPv6Address):
-        nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
-        parsed = parsed.ipv4_mapped or parsed.sixtofour or nat64 or parsed
+    """Return whether this client may connect to an IP address."""
+    ip = effective_ip(address)
     # Clouds serve machines' credentials at link-local addresses (169.254.169.254), so no setting allows these.
-    if parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified:
+    if ip.is_link_local or ip.is_multicast or ip.is_unspecified:
         return False
-    return parsed.is_global or settings.REGISTRY_PRIVATE_ADDRESSES
+    return is_public(address) or settings.REGISTRY_PRIVATE_ADDRESSES

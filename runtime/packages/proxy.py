@@ -32,6 +32,10 @@ _CHUNK_BYTES = 1 << 16
 """Bytes that are read at a time."""
 _MAX_REFUSED_HOSTS = 20
 """Maximum number of refused hosts that are kept for the installation's log, since hostile code can try any number."""
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+"""The IPv6 addresses that IANA assigns to hosts of the Internet."""
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+"""IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052)."""
 
 Hosts = Mapping[tuple[str, int], bool]
 """Allowed hosts. A key is the lower-case name and the port, a value whether the host may have a private address."""
@@ -108,11 +112,21 @@ class Proxy:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public Internet."""
-    ip = ipaddress.ip_address(address.partition("%")[0])  # without the scope of a link-local IPv6 address
-    # An IPv6 address such as ::ffff:10.0.0.1 stands for an IPv4 address.
-    ip = getattr(ip, "ipv4_mapped", None) or ip
+    """Whether an IP address belongs to the public Internet; see `effective_ip`."""
+    ip = effective_ip(address)
+    # Python takes obsolete kinds of IPv6 addresses for public, such as site-local ones (fec0::1).
+    if isinstance(ip, ipaddress.IPv6Address) and ip not in _GLOBAL_UNICAST:
+        return False
     return ip.is_global and not ip.is_multicast
+
+
+def effective_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the IPv4 address to which an IPv6 address leads (mapped, 6to4, NAT64), or else the address itself."""
+    ip = ipaddress.ip_address(address.partition("%")[0])  # without the scope of a link-local IPv6 address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    nat64 = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else None
+    return ip.ipv4_mapped or ip.sixtofour or nat64 or ip
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from typing import Any
 
 from runtime.backends import sandbox
 from runtime.backends.supervision import cgroups, resource_limits
+from runtime.backends.supervision.process_tree import read_init_pid
 from runtime.errors import RuntimeFault
 from runtime.launcher import seccomp
 from runtime.tools.control import CONTROL_SOCKET, RECORD, SESSIONS_FOLDER, SOCKET, SessionRequest
@@ -194,25 +195,33 @@ class Owner:
             if group is not None:
                 group.join()
 
+        info_fd, bubblewrap_info_fd = os.pipe()
         seccomp_fds = _seccomp_fds()
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, (folder / LOG).open("ab") as log:
                 listener.bind(str(folder / SOCKET))
                 listener.listen(_BACKLOG)
-                options = _sandbox_arguments(request, memory_bytes)
+                options = [*_sandbox_arguments(request, memory_bytes), "--info-fd", str(bubblewrap_info_fd)]
                 for descriptor in seccomp_fds:
                     options += ["--seccomp", str(descriptor)]
                 interpreter = str(Path(sys.prefix) / "bin" / "python")
                 command = [interpreter, "-I", "-B", PROGRAM_TARGET, str(listener.fileno()), VIEW_TARGET]
                 # This process closes its copy of the socket. So when the tool ends, connections are refused.
-                return subprocess.Popen(
+                process = subprocess.Popen(
                     [sandbox.find_bubblewrap(), *options, "--", *command, self._url_path(key)],
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env={},
-                    pass_fds=(listener.fileno(), *seccomp_fds), preexec_fn=prepare,  # noqa: PLW1509  # one thread
+                    pass_fds=(listener.fileno(), bubblewrap_info_fd, *seccomp_fds),
+                    preexec_fn=prepare,  # noqa: PLW1509  # one thread
                 )  # fmt: skip
+        except BaseException:
+            os.close(info_fd)
+            raise
         finally:
-            for descriptor in seccomp_fds:
+            for descriptor in (bubblewrap_info_fd, *seccomp_fds):
                 os.close(descriptor)
+        if init_pid := read_init_pid(info_fd):
+            resource_limits.limit_processes(init_pid, limits)
+        return process
 
     def _end(self, key: str) -> None:
         session = self._sessions.pop(key)

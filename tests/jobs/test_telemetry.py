@@ -101,7 +101,12 @@ def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, backend, folder
     assert result == {"fine": [[1, 1.0]]}, "a huge line is skipped"
     backend.write(attempt.run_name, "".join(f"step {n} loss {n}\n" for n in range(1, 501)))
     backend.end(attempt.run_name, Outcome.COMPLETED)
-    telemetry.ingest_all(attempt=attempt)
+    with monkeypatch.context() as patch:
+        patch.setattr(telemetry, "FINAL_READ_SECONDS", -1.0)  # one read at a time
+        reads_left = telemetry.ingest_all(attempt=attempt)
+    assert reads_left == telemetry.MAX_FINAL_READS - 1, "the end of a run does not wait for all of its output"
+    assert 0 < MetricPoint.objects.filter(name="loss").count() < 500
+    telemetry.read_rest(attempt.pk, reads_left)
     assert MetricPoint.objects.filter(name="loss").count() == 500, "the output of an ended run is read to its end"
 
 

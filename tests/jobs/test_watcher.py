@@ -1,10 +1,11 @@
 """The followers of clusters. A fake cluster changes only when its test says so."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from jobs import watcher
+from jobs import reconciliation, telemetry, watcher
 from jobs.models import Job, MetricPoint
 from jobs.states import JobState
 from jobs.watcher import ClusterFollower
@@ -27,14 +28,19 @@ def watch(backend, monkeypatch):
     return follow
 
 
-def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch):
+def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch, monkeypatch):
     attempt = customer.started()
     backend.write(attempt.run_name, "epoch 1/10 loss 0.5\n")
     watch({attempt.run_name})
     assert MetricPoint.objects.get().value == 0.5
+    sent = []
+    monkeypatch.setattr(reconciliation, "send", lambda *message: sent.append(message))
+    monkeypatch.setattr(telemetry, "FINAL_READ_SECONDS", -1.0)  # the rest is read after the end
+    backend.write(attempt.run_name, "loss 0.25\n")
     backend.end(attempt.run_name, Outcome.COMPLETED)
     watch({attempt.run_name})
     assert Job.objects.get().state == JobState.SUCCEEDED
+    assert sent == [(telemetry.read_rest, attempt.pk, telemetry.MAX_FINAL_READS - 1)]
 
 
 def test_unknown_run_names_and_an_error_with_one_run_stop_no_other(customer, backend, watch, caplog, monkeypatch):
@@ -68,6 +74,25 @@ def test_a_run_that_writes_constantly_is_read_at_intervals_and_at_its_end(custom
     monkeypatch.setattr(backend, "changes", changes)
     ClusterFollower("default", threading.Event()).follow_once()
     assert reads == [attempt.run_name] * 2
+
+
+def test_a_run_whose_output_takes_long_to_read_leaves_time_for_others(customer, backend, monkeypatch):
+    attempt, now, reads = customer.started(), [0.0], []
+
+    def read(_self, name):
+        now[0] += 2
+        reads.append(name)
+
+    def changes():
+        for passed_seconds, expected_reads in ((0, 1), (19, 1), (1, 2)):
+            now[0] += passed_seconds
+            yield {attempt.run_name}
+            assert len(reads) == expected_reads
+
+    monkeypatch.setattr(ClusterFollower, "_read", read)
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(backend, "changes", changes)
+    ClusterFollower("default", threading.Event()).follow_once()
 
 
 class Changing:

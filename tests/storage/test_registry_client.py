@@ -130,7 +130,7 @@ def test_a_name_is_asked_only_if_all_its_addresses_are_public(settings, fake, mo
     settings.REGISTRY_PRIVATE_ADDRESSES = False
     refused = (
         *("127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "100.64.0.1", "169.254.169.254", "0.0.0.0"),
-        *("224.0.0.1", "::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::"),
+        *("224.0.0.1", "::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "fec0::1"),
     )
     assert [address for address in refused if is_allowed(address)] == []
     assert all(map(is_allowed, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))

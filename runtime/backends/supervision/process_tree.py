@@ -62,10 +62,12 @@ class ProcessTree:
         )
         for descriptor in (bubblewrap_info_fd, *seccomp_fds):
             os.close(descriptor)
-        # bubblewrap writes one JSON object. It writes nothing if it fails, and the supervisor then records its exit.
-        with os.fdopen(info_fd, "rb") as info_file, contextlib.suppress(ValueError, KeyError):
-            self.init_pid = int(json.loads(info_file.read())["child-pid"])
-            resource_limits.raise_launcher_priority(self.init_pid)
+        # If bubblewrap has failed, the supervisor records its exit.
+        if init_pid := read_init_pid(info_fd):
+            self.init_pid = init_pid
+            # Before the launcher gets its plan, so before it starts ranks.
+            resource_limits.limit_processes(init_pid, self._kernel_limits())
+            resource_limits.raise_launcher_priority(init_pid)
         if fork_connection is not None:
             fork_connection.send_sandbox(
                 self.init_pid, self._bubblewrap_pid, self._kernel_limits(), self._cgroup_folders()
@@ -126,6 +128,16 @@ class ProcessTree:
         """
         if cgroups.remove(self._cgroup_folders()):
             self._cgroups_file.unlink(missing_ok=True)
+
+
+def read_init_pid(info_fd: int) -> int:
+    """Return the pid on the host of a sandbox's first process, which bubblewrap writes to its `--info-fd`.
+
+    `info_fd` is the pipe's other end, which is closed. Returns 0 if bubblewrap has failed.
+    """
+    with os.fdopen(info_fd, "rb") as info_file, contextlib.suppress(ValueError, KeyError):
+        return int(json.loads(info_file.read())["child-pid"])
+    return 0
 
 
 def _seccomp_fds() -> list[int]:

@@ -41,9 +41,9 @@ class Usage(NamedTuple):
 def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
     """Return the limits of every process of a node, by their names in the module `resource`.
 
-    `processes` is the node's limit of processes, which `Limits` or a control group enforces. RLIMIT_NPROC cannot: it
-    does not hold for root, and counts all processes of the user. It is set to twice `processes`, to stop a flood.
-    `file_bytes` limits the size of each file.
+    `processes` is the node's limit of processes, which `Limits` or a control group enforces. RLIMIT_NPROC cannot,
+    since it does not hold for root. It is set to twice `processes`, to stop a flood. `file_bytes` limits the size of
+    each file.
     """
     return {
         "RLIMIT_NOFILE": _MAX_OPEN_FILES,
@@ -57,12 +57,30 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
 
 
 def apply_limits(limits: dict[str, int]) -> None:
-    """Set these limits on this process and its later children, but none above this process's hard limit."""
+    """Set these limits on this process and its later children, but none above this process's hard limit.
+
+    Leaves RLIMIT_NPROC out: call `limit_processes` in the sandbox. The kernel remembers this limit of the process that
+    creates a user namespace, and holds it against all processes of the user: those of other runs, too.
+    """
     for name, limit in limits.items():
-        kind = getattr(resource, name)
-        _soft, hard = resource.getrlimit(kind)
-        effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
-        resource.setrlimit(kind, (effective_limit, effective_limit))
+        if name != "RLIMIT_NPROC":
+            _set_limit(0, getattr(resource, name), limit)
+
+
+def limit_processes(pid: int, limits: dict[str, int]) -> None:
+    """Set RLIMIT_NPROC of `limits` on a process in a new sandbox. Only the sandbox's processes count then.
+
+    Does nothing if the process has ended.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        _set_limit(pid, resource.RLIMIT_NPROC, limits["RLIMIT_NPROC"])
+
+
+def _set_limit(pid: int, kind: int, limit: int) -> None:
+    """Set a limit of a process (0: this one), but not above its hard limit."""
+    _soft, hard = resource.prlimit(pid, kind)
+    effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
+    resource.prlimit(pid, kind, (effective_limit, effective_limit))
 
 
 def raise_own_priority() -> None:

@@ -1,6 +1,7 @@
 """Hostile scripts: a run uses no more than was bought, and leaves nothing that keeps others from running."""
 
 import json
+import resource
 import threading
 from pathlib import Path
 
@@ -141,6 +142,10 @@ def test_the_kernel_limits_cpu_memory_and_processes(harness):
     assert limits.get("cpu.shares") == "512" or limits.get("cpu.weight") == "50"
     inside = {pid for folder in folders for pid in (folder / "cgroup.procs").read_text().split()}
     assert len(inside) == 3, "bubblewrap, the launcher and the rank, all in every group"
+    outside = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    most_processes = [resource.prlimit(int(pid), resource.RLIMIT_NPROC)[1] for pid in inside]
+    # bubblewrap creates the user namespace. With a limit of its own, processes of all runs would count against it.
+    assert sorted(most_processes) == sorted([4096, 4096, outside])
     harness.backend.stop("job-1-1", 0)
     harness.wait_for_end()
     assert not any(folder.exists() for folder in folders)

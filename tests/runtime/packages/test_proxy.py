@@ -89,6 +89,9 @@ def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
         ("::ffff:10.0.0.1", False),
         ("224.0.0.1", False),
         ("fe80::1%eth0", False),
+        # Addresses that contain an IPv4 address, and site-local ones, which Python takes for public.
+        ("64:ff9b::8.8.8.8", True),
+        *((address, False) for address in ("64:ff9b::a00:1", "2002:a00:1::", "64:ff9b:1::1", "::7f00:1", "fec0::1")),
     ],
 )
 def test_only_addresses_of_the_internet_are_public(address, expected):
