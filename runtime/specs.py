@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
+NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?\Z")
 """A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label (at most 63 characters) with
 room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"

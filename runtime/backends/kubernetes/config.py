@@ -17,9 +17,9 @@ from runtime.backends.settings_reader import DNS_LABEL, SettingsReader
 from runtime.specs import Capacity, Flavour, NodeCapacity, Resources
 
 # Names that the Kubernetes API accepts, with the API's limits of their lengths.
-_DNS_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
-_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
-_QUALIFIED_NAME = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?\Z")
+_QUALIFIED_NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z")
 _EFFECTS = frozenset({"", "NoSchedule", "PreferNoSchedule", "NoExecute"})
 """Effects of a taint that a toleration may name; "" tolerates all."""
 # A read-only default for mappings, since the config is frozen.

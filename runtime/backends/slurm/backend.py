@@ -50,7 +50,7 @@ _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
 that a process makes in parallel."""
-_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
+_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
 """An image reference, which becomes part of an argument on compute nodes. `storage.images` checks more."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.

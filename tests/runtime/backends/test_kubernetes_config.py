@@ -32,6 +32,10 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
         ({"namespaces": "x"}, "'namespaces' is not a setting"),
         ({"backend": "local"}, "must be kubernetes here"),
         ({"namespace": "Not One"}, "which is not a namespace's name"),
+        ({"namespace": "runs\n"}, "which is not a namespace's name"),
+        ({"queue": "batch\n"}, "which is not a LocalQueue's name"),
+        ({"topology_key": "zone\n"}, "which is not a label's name"),
+        ({"node_selectors": {"gpu": {"pool": "a\n"}}}, "must map labels to values"),
         ({"namespace": 7}, "must be a string"),
         ({"in_cluster": "yes"}, "must be true or false"),
         ({"elastic": "yes"}, "'elastic' must be true or false"),
@@ -67,7 +71,7 @@ def test_an_error_names_the_setting(data, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "East", "east_2", "-east"])
+@pytest.mark.parametrize("name", ["", "East", "east_2", "-east", "east\n"])
 def test_a_clusters_name_must_be_a_kubernetes_label(name):
     with pytest.raises(ValueError, match="cannot name a cluster"):
         ClusterConfig.from_data(name, {"volume": VOLUME})

@@ -58,6 +58,7 @@ def backend(tmp_path, bare_images):
         ({}, {"packages": "/packages"}, "packages"),
         ({}, {"image": Image(reference="registry.example.com/team/train --all")}, "image"),
         ({}, {"image": Image(reference="--help")}, "image"),
+        ({}, {"image": Image(reference="registry.example.com/team/train\n")}, "image"),
         ({}, {"image": Image(builtin="unbuilt")}, "image"),
     ],
 )
