@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -290,12 +291,17 @@ def _capacity(reader: SettingsReader) -> Capacity | None:
                 gpus=int(entry.get("gpus", 0)),
                 gpu_type=str(entry.get("gpu_type", "")),
             )
+            count = int(entry.get("count", 1))
+            # A JSON file may have NaN and Infinity.
+            if not 0 < total.cpus < math.inf or total.memory_mib <= 0 or total.gpus < 0 or count < 0:
+                raise ValueError("A machine has more than 0 CPUs and more than 0 MiB of memory.")  # noqa: TRY301
             machines += [
-                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, free=total)
-                for index in range(int(entry.get("count", 1)))
+                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, free=total) for index in range(count)
             ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
         raise reader.error(
-            "capacity", "must be a list of objects with cpus and memory_mib, and optionally gpus, gpu_type, name, count"
+            "capacity",
+            "must be a list of objects with cpus and memory_mib, which are above 0, and optionally gpus, gpu_type, "
+            "name, count",
         ) from error
     return Capacity(tuple(machines))

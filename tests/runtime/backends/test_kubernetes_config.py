@@ -1,5 +1,7 @@
 """The settings of a Kubernetes cluster, and the errors that name them."""
 
+import math
+
 import pytest
 
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -63,6 +65,10 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
         ({"tolerations": {"gpu": [{"key": "pool", "value": 7}]}}, "must have strings as its key"),
         ({"tolerations": {"gpu": [{"value": "x"}]}}, "needs a key for 'gpu'"),
         ({"capacity": [{"cpus": 4}]}, "must be a list of objects with cpus and memory_mib"),
+        *(
+            ({"capacity": [{"cpus": 4, "memory_mib": 4096, **bad}]}, "which are above 0")
+            for bad in ({"cpus": -4}, {"cpus": math.nan}, {"memory_mib": math.inf}, {"gpus": -1}, {"count": -1})
+        ),
     ],
 )
 def test_an_error_names_the_setting(data, words):
