@@ -281,11 +281,8 @@ class KubernetesBackend:
         """See `Backend.image_identity`."""
         return image.reference or self._config.images.get(image.builtin, "")
 
-    def prepare(self, image: Image) -> None:
-        """Do nothing: machines keep the images that they pulled."""
-
     def stop_prepared_processes(self) -> None:
-        """Do nothing: `prepare` starts nothing."""
+        """Do nothing: starts are always cold."""
 
     def isolation_gaps(self) -> list[str]:
         """See `Backend.isolation_gaps`."""

@@ -200,11 +200,8 @@ class SlurmBackend(FolderBackend):
         refresh_listing(path.parent)
         return functools.partial(self._shells.open, run, node) if path.is_socket() else None
 
-    def prepare(self, image: Image) -> None:
-        """Do nothing: starts are always cold."""
-
     def stop_prepared_processes(self) -> None:
-        """Do nothing: `prepare` starts nothing."""
+        """Do nothing: starts are always cold."""
 
     def isolation_gaps(self) -> list[str]:
         """See `Backend.isolation_gaps`."""
