@@ -22,6 +22,7 @@ from django.utils import timezone
 from billing import auto_topup, customers, disputes, gateway, payments, refunds
 from billing.errors import CustomerGone, Parked, PaymentRefused, PaymentUnavailable, Quarantined
 from billing.models import StripeEvent, TopUp
+from runtime.json_values import storable
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +43,13 @@ OPEN_STATES = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 
 def store(event: dict[str, Any]) -> None:
     """Store a verified event, unless it is already stored: the provider may deliver it twice."""
-    event = _storable(event)
+    event = storable(event)
     # Inside a transaction, a savepoint keeps it usable after a conflict. Outside, the insert alone is one statement;
     # `bulk_create(ignore_conflicts=True)` would add BEGIN and COMMIT.
     savepoint = transaction.atomic() if connection.in_atomic_block else nullcontext()
     with suppress(IntegrityError), savepoint:
         # Cut to the columns' lengths: an unexpected value must not make the insert fail.
         StripeEvent.objects.create(event_id=event["id"][:255], type=event["type"][:100], payload=event)
-
-
-def _storable(value: Any) -> Any:
-    """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
-
-    Payers can type any text. If we could not store an event, Stripe would repeat its delivery for days.
-    """
-    if isinstance(value, dict):
-        return {_storable(name): _storable(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_storable(item) for item in value]
-    if isinstance(value, str):
-        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
 
 
 def fetch_undelivered() -> int:

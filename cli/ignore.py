@@ -18,10 +18,22 @@ DEFAULTS = (
 )  # fmt: skip
 """Version control, environments, caches, files that often hold secrets, and downloaded files of jobs. The rule `!.env`
 includes `.env` again."""
-TOKENS = re.compile(r"(?P<any>\*\*/)|(?P<rest>/\*\*$)|(?P<star>\*+)|(?P<one>\?)|(?P<set>\[!?\]?[^\]]*\])|\\(?P<raw>.)")
-"""The parts of a pattern that are not literal: `**/`, `/**` at the end, `*`, `?`, `[…]`, and an escaped character."""
-EXPRESSIONS = {"any": "(?:.*/)?", "rest": "/.+", "star": "[^/]*", "one": "[^/]"}
+ITEM = r"\\.|\[:[a-z]*:\]|[^\\]"
+"""A regular expression for one item of a set: an escaped character, a class such as `[:digit:]`, or a character."""
+TOKENS = re.compile(
+    r"(?P<any>(?:^|(?<=/))\*\*+/)|(?P<rest>(?:^|(?<=/))\*\*+$)|(?P<star>\*+)|(?P<one>\?)|\\(?P<raw>.)"
+    rf"|\[(?P<negation>[!^]?)(?P<set>(?:{ITEM})(?:(?!\])(?:{ITEM}))*+)\]"
+)
+"""The parts of a pattern that are not literal: `**/`, `**` at the end, `*`, `?`, an escaped character, and a set `[…]`.
+The first item of a set may be `]`."""
+EXPRESSIONS = {"any": "(?:.*/)?", "rest": ".*", "star": "[^/]*", "one": "[^/]"}
 """The regular expression for each kind of part in TOKENS, except `set` and `raw`, whose text decides it."""
+CLASSES = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r" \t", "cntrl": r"\0-\x1f\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": " -~", "punct": r"!-/:-@\[-`{-~", "space": r" \t-\r",
+    "upper": "A-Z", "xdigit": "0-9A-Fa-f",
+}  # fmt: skip
+"""The characters of each class in a set, as in a regular expression."""
 
 
 @dataclass(frozen=True)
@@ -59,34 +71,56 @@ def _parse_rule(line: str) -> _Rule | None:
     is_negated = line.startswith("!")
     line = line.removeprefix("!") if is_negated else line
     folders_only = line.endswith("/")
-    line = line.rstrip("/")
+    line = line.removesuffix("/")
     # A pattern with a slash matches from the top of the folder, a pattern without at any depth.
     is_anchored = "/" in line
-    expression = "".join(_translate_pattern(line.lstrip("/")))
+    # git compares the literal beginning by itself, so `**` after it counts as if a slash preceded it.
+    line = line.removeprefix("/")
+    literal = re.split(r"[*?\[\\]", line, maxsplit=1)[0]
     try:
+        expression = re.escape(literal) + "".join(_translate_pattern(line.removeprefix(literal), is_anchored))
         pattern = re.compile(expression if is_anchored else f"(?:.*/)?{expression}", re.DOTALL)
     except re.error:
         raise InvalidChoice(f"{FILE_NAME} has a pattern that is not understood: {line}") from None
     return _Rule(pattern, is_negated, folders_only)
 
 
-def _translate_pattern(pattern: str) -> Iterable[str]:
-    """Yield the parts of the regular expression for a pattern.
+def _translate_pattern(pattern: str, is_anchored: bool) -> Iterable[str]:
+    """Yield the parts of the regular expression for a pattern. Raises re.error if the pattern is malformed.
 
-    `*`, `?` and `[…]` match within the name of one file or folder, `**` also across slashes.
+    `*`, `?` and `[…]` match within the name of one file or folder, `**` also across slashes. git ignores malformed
+    patterns; then files would be sent that somebody meant to leave out.
     """
     position = 0
     while position < len(pattern):
         if token := TOKENS.match(pattern, position):
             position = token.end()
-            kind = token.lastgroup
+            kind = str(token.lastgroup)
             if kind == "set":
-                inner = token["set"][1:-1].replace("\\", "\\\\")
-                # A pattern negates a set with `!`, a regular expression with `^`, which is literal in a pattern.
-                inner = f"^{inner[1:]}" if inner.startswith("!") else inner.replace("^", r"\^")
-                yield f"[{inner}]"
+                yield f"(?!/)[{'^' if token['negation'] else ''}{_translate_set(token['set'])}]"
+            elif kind == "raw":
+                yield re.escape(token["raw"])
             else:
-                yield re.escape(token["raw"]) if kind == "raw" else EXPRESSIONS[str(kind)]
+                yield EXPRESSIONS["star" if kind == "rest" and not is_anchored else kind]
+        elif pattern[position] in "[\\":
+            raise re.error("The set or the escaped character is incomplete.")
         else:
             yield re.escape(pattern[position])
             position += 1
+
+
+def _translate_set(text: str) -> str:
+    """Return the items of a pattern's set as those of a regular expression. Raises re.error for an unknown class."""
+    items, parts = re.findall(ITEM, text, re.DOTALL), []
+    while items:
+        item = items.pop(0)
+        if len(item) > 2:
+            if item[2:-2] not in CLASSES:
+                raise re.error("There is no such class of characters.")
+            parts.append(CLASSES[item[2:-2]])
+        elif len(items) > 1 and items[0] == "-":
+            parts.append(f"{re.escape(item[-1])}-{re.escape(items[1][-1])}")
+            del items[:2]
+        else:
+            parts.append(re.escape(item[-1]))
+    return "".join(parts)

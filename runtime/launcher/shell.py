@@ -103,9 +103,11 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
         reads_connection, reads_terminal = not to_terminal, not to_connection
         poll = select.poll()
         poll.register(connection_fd, _poll_mask(reads_connection, to_connection))
-        if reads_terminal or to_terminal:  # with an empty mask too, poll(2) reports at once that a terminal hung up
+        # With an empty mask too, poll(2) reports at once that a terminal hung up.
+        if reads_terminal or (to_terminal and not has_ended):
             poll.register(terminal_fd, _poll_mask(reads_terminal, to_terminal))
-        ready = dict(poll.poll(0 if has_ended else _CHECK_MS))
+        # After the shell's end, a terminal without output shows that nothing is left to send.
+        ready = dict(poll.poll(0 if has_ended and reads_terminal else _CHECK_MS))
         connection_events, terminal_events = ready.get(connection_fd, 0), ready.get(terminal_fd, 0)
         if has_ended and reads_terminal and not terminal_events:
             return  # everything that the shell wrote is sent

@@ -133,7 +133,7 @@ class Owner:
         """Start the session that `line`, a request in JSON, asks for; return its `key`, or an `error`."""
         try:
             return self._start(SessionRequest.from_data(json.loads(line)))
-        except (RuntimeFault, OSError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeFault, OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
             return {"error": str(error) or type(error).__name__}
 
     def end_unused_sessions(self) -> None:

@@ -120,6 +120,14 @@ def test_a_file_that_changes_while_it_is_sent_is_an_error(folder):
         ("a/**/z", "a/z|a/b/z|a/b/c/z", "az|a/bz"),
         ("b?r[0-9]", "bar1|d/bor9", "br1|bar|bara"),
         ("[!a]c", "bc", "ac"),
+        ("[^a]c", "bc|^c", "ac"),
+        ("a[!x]b", "ayb", "axb|a/b"),
+        (r"[]^\]-][a\-z]", "]a|^-|-z", "aa|]b"),
+        ("[[:digit:]x][![:alpha:]]", "1_|x9", "a1|:1|1a"),
+        ("a**/b", "ab|a/x/b|ax/y/b", "b|xa/b"),
+        ("?a**/b", "xa/b|xay/b", "xab|xa/y/b"),
+        ("/**\n!/a/b", "x|x/y", "a/b"),
+        ("//a", "", "a"),
         ("*\n!keep", "x", "keep"),
         ("# comment\n\n \n\\#x", "#x", "comment"),
         ("a b", "a b", "ab"),
@@ -128,7 +136,7 @@ def test_a_file_that_changes_while_it_is_sent_is_an_error(folder):
 )
 def test_ignore_rules_are_those_of_git(patterns, ignored, kept):
     rules = Ignore(patterns.split("\n"))
-    assert all(rules.matches(path, is_folder=False) for path in ignored.split("|"))
+    assert all(rules.matches(path, is_folder=False) for path in filter(None, ignored.split("|")))
     assert not any(rules.matches(path, is_folder=False) for path in kept.split("|"))
 
 
@@ -139,5 +147,6 @@ def test_a_rule_that_ends_with_a_slash_ignores_folders_only_and_defaults_can_be_
     for path, is_folder in ((".git", True), ("a/__pycache__", True), (".env", False), ("trainyard-jobs", True)):
         assert rules.matches(path, is_folder=is_folder)
     assert not Ignore([*DEFAULTS, "!.env"]).matches(".env", is_folder=False)
-    with pytest.raises(CliError):
-        Ignore(["[z-a]"])
+    for malformed in ("[z-a]", "[[:word:]]", "a[b", "a\\"):
+        with pytest.raises(CliError):
+            Ignore([malformed])

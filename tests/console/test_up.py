@@ -1,13 +1,15 @@
-"""`manage.py up`: how long it waits for a console that does not answer."""
+"""`manage.py up`: why it does not start, and how long it waits for a console that does not answer."""
 
+import os
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from django.core.management import CommandError
 
 from console.management.commands import up
-from console.supervision import supervisor
+from console.supervision import embedded, supervisor
 
 NEVER_SET = SimpleNamespace(wait=lambda _seconds: False)
 """An event that nobody sets. `wait` returns at once."""
@@ -45,6 +47,17 @@ def test_a_used_port_is_noticed_on_ipv4_and_ipv6(settings):
             with pytest.raises(supervisor.UpError, match=rf"{port} of {host} can't be used \(Address already in use"):
                 supervisor.require_free_ports()
         supervisor.require_free_ports()
+
+
+def test_a_redis_that_cannot_start_says_why(tmp_path):
+    servers = embedded.Embedded(tmp_path)
+    (servers.log_dir / "redis.log").mkdir(parents=True)
+    with pytest.raises(embedded.ServiceError, match=r"(?s)^Redis did not start: .*Is a directory"):
+        servers.start(database=False)
+
+
+def test_paths_of_sockets_are_measured_in_bytes():
+    assert len(os.fsencode(embedded.Embedded(Path("/", "é" * 50)).socket_dir)) < 80
 
 
 def test_a_running_console_that_never_answers_is_given_up_after_its_time(clock):

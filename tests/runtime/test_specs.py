@@ -41,7 +41,7 @@ def test_a_spec_travels_as_json_without_its_secrets():
 
 @pytest.mark.parametrize(
     ("name", "good"),
-    [("a" * 52, True), ("a" * 53, False), ("-a", False), ("a-", False), ("A", False), ("", False)],
+    [("a" * 52, True), ("a" * 53, False), ("-a", False), ("a-", False), ("A", False), ("", False), ("a\n", False)],
 )
 def test_run_names_are_dns_labels_of_at_most_52_characters(name, good):
     assert bool(NAME_PATTERN.match(name)) is good

@@ -111,6 +111,15 @@ def test_a_tool_is_started_only_once_its_session_can_be_found(root, request_of, 
         assert list((root / control.SESSIONS_FOLDER).iterdir()) == []
 
 
+def test_a_tool_whose_limits_the_kernel_refuses_is_an_error_with_its_reason(root, request_of, monkeypatch):
+    def refuse(_limits):
+        raise PermissionError
+
+    monkeypatch.setattr(owner.resource_limits, "apply_limits", refuse)
+    with owner_of_tools(root), pytest.raises(ToolsUnavailable, match="preexec_fn"):
+        control.start(root, request_of())
+
+
 def test_sessions_are_limited_and_shared_by_the_same_request_only(root, request_of):
     with owner_of_tools(root, replace(LIMITS, per_organization=2, total=3)):
         first = control.start(root, request_of(1, 1))

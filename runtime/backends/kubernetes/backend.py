@@ -41,7 +41,7 @@ from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
 
 # A registry's host and the image's path, then an optional tag and an optional digest.
-_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
+_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
 _ABANDONED_SECONDS = 900.0
 """Age at which a Job whose submission is incomplete is deleted. A submission takes seconds, and the console repeats a
 failed one for some minutes."""
@@ -281,11 +281,8 @@ class KubernetesBackend:
         """See `Backend.image_identity`."""
         return image.reference or self._config.images.get(image.builtin, "")
 
-    def prepare(self, image: Image) -> None:
-        """Do nothing: machines keep the images that they pulled."""
-
     def stop_prepared_processes(self) -> None:
-        """Do nothing: `prepare` starts nothing."""
+        """Do nothing: starts are always cold."""
 
     def isolation_gaps(self) -> list[str]:
         """See `Backend.isolation_gaps`."""

@@ -20,7 +20,7 @@ from runtime.specs import Capacity, NodeCapacity, Resources
 # Suffixes of Kubernetes quantities: the exponents of 1024, and those of 1000.
 _BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_EXPONENTS = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
-_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)$")
+_QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)\Z")
 _EXCLUDING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 """Effects of taints that keep Pods off a Node."""
 

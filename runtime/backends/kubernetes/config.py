@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ from runtime.backends.settings_reader import DNS_LABEL, SettingsReader
 from runtime.specs import Capacity, Flavour, NodeCapacity, Resources
 
 # Names that the Kubernetes API accepts, with the API's limits of their lengths.
-_DNS_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")
-_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")
-_QUALIFIED_NAME = re.compile(r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?\Z")
+_QUALIFIED_NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z")
 _EFFECTS = frozenset({"", "NoSchedule", "PreferNoSchedule", "NoExecute"})
 """Effects of a taint that a toleration may name; "" tolerates all."""
 # A read-only default for mappings, since the config is frozen.
@@ -290,12 +291,17 @@ def _capacity(reader: SettingsReader) -> Capacity | None:
                 gpus=int(entry.get("gpus", 0)),
                 gpu_type=str(entry.get("gpu_type", "")),
             )
+            count = int(entry.get("count", 1))
+            # A JSON file may have NaN and Infinity.
+            if not 0 < total.cpus < math.inf or total.memory_mib <= 0 or total.gpus < 0 or count < 0:
+                raise ValueError("A machine has more than 0 CPUs and more than 0 MiB of memory.")  # noqa: TRY301
             machines += [
-                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, free=total)
-                for index in range(int(entry.get("count", 1)))
+                NodeCapacity(f"{entry.get('name', 'node')}-{index}", total, free=total) for index in range(count)
             ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as error:
         raise reader.error(
-            "capacity", "must be a list of objects with cpus and memory_mib, and optionally gpus, gpu_type, name, count"
+            "capacity",
+            "must be a list of objects with cpus and memory_mib, which are above 0, and optionally gpus, gpu_type, "
+            "name, count",
         ) from error
     return Capacity(tuple(machines))

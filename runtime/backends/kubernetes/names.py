@@ -69,7 +69,7 @@ CONTROL_PORT = 29400
 POD_MARGIN_SECONDS = 15
 """How much longer a Pod's grace period and deadline are than the run's own. The first process ends the run at the run's
 limits; the margin leaves it time to write its record before the kubelet kills the Pod."""
-_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+_LABEL_VALUE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z")
 """A label value that the API server accepts, and that is not empty."""
 _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 """Characters that a namespace's name cannot have. Dashes replace them."""

@@ -17,7 +17,7 @@ from runtime.backends.kubernetes.capacity import cpus, mebibytes, request_of
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.objects import Object, container_statuses
 from runtime.backends.kubernetes.state import JobState, PodState, Termination
-from runtime.specs import Capacity, FailureCode, Outcome, RunPhase, RunStatus, Waiting, WaitingCode
+from runtime.specs import Capacity, FailureCode, NodeCapacity, Outcome, RunPhase, RunStatus, Waiting, WaitingCode
 
 IMAGE_REFUSED_SECONDS = 60.0
 """How long a registry may refuse an image's name or credentials before the run ends. Kubelets retry a pull after 10, 20
@@ -109,12 +109,14 @@ def explain_waiting(
                 return obstacle
     messages = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
     shortage_message = next((message for message in messages if _INSUFFICIENT.search(message)), None)
-    if shortage_message and capacity is not None:
+    machines = None
+    if messages and capacity is not None:
         request = request_of(job, config)
-        if not capacity.nodes_ever(request.resources, request.kind):
+        machines = capacity.machines_for(request.resources, request.kind)
+        if shortage_message and not capacity.nodes_ever(request.resources, request.kind):
             return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {shortage_message}")
     if messages:
-        return _explain_unscheduled(pods[0], messages[0], config=config, capacity=capacity, nodes=len(messages))
+        return _explain_unscheduled(pods[0], messages[0], config=config, machines=machines, nodes=len(messages))
     return _explain_starting(nodes, pods)
 
 
@@ -231,11 +233,12 @@ def _explain_volume(pod: Object, events: Sequence[Object]) -> Waiting | None:
 
 
 def _explain_unscheduled(
-    pod: Object, message: str, *, config: ClusterConfig, capacity: Capacity | None, nodes: int
+    pod: Object, message: str, *, config: ClusterConfig, machines: Sequence[NodeCapacity] | None, nodes: int
 ) -> Waiting:
     """Return what the unscheduled Pods wait for, by the scheduler's `message` about one of them.
 
-    `pod` is any Pod of the run, since all request the same. `nodes` is the number of unscheduled Pods.
+    `pod` is any Pod of the run, since all request the same. `machines` are those that the run may use; None if they are
+    not known. `nodes` is the number of unscheduled Pods.
     """
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
     missing_resources = set(_INSUFFICIENT.findall(message))
@@ -246,15 +249,15 @@ def _explain_unscheduled(
     free: float | None
     if config.gpu_resource in missing_resources or lacks_gpu_type:
         gpu_type = selector.get(config.gpu_label, "")
-        free = None if capacity is None else _free_gpus(capacity, gpu_type)
+        free = None if machines is None else _free_gpus(machines, gpu_type)
         data = {"wanted": int(requests[config.gpu_resource]), "gpu_type": gpu_type, "nodes": nodes, "free": free}
         return Waiting(WaitingCode.GPUS, data, f"Not enough GPUs are free: {message}")
     if "cpu" in missing_resources:
-        free = None if capacity is None else max((machine.free.cpus for machine in capacity.machines), default=0.0)
+        free = None if machines is None else max((machine.free.cpus for machine in machines), default=0.0)
         data = {"wanted": cpus(requests["cpu"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.CPUS, data, f"Not enough CPUs are free: {message}")
     if "memory" in missing_resources:
-        free = None if capacity is None else max((machine.free.memory_mib for machine in capacity.machines), default=0)
+        free = None if machines is None else max((machine.free.memory_mib for machine in machines), default=0)
         data = {"wanted": mebibytes(requests["memory"]), "nodes": nodes, "free": free}
         return Waiting(WaitingCode.MEMORY, data, f"Not enough memory is free: {message}")
     taint = _TAINT.search(message)
@@ -309,11 +312,11 @@ def _claim_name(pod: Object) -> str:
     return ""
 
 
-def _free_gpus(capacity: Capacity, gpu_type: str) -> int:
+def _free_gpus(machines: Sequence[NodeCapacity], gpu_type: str) -> int:
     """Return the number of free GPUs of a type; "" is any type."""
     return sum(
         machine.free.gpus
-        for machine in capacity.machines
+        for machine in machines
         if gpu_type in {"", machine.free.gpu_type or machine.total.gpu_type}  # `free` has no type without free GPUs
     )
 

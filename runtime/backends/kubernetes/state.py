@@ -26,7 +26,7 @@ from runtime.backends.kubernetes.objects import (
     timestamp,
     true_conditions,
 )
-from runtime.backends.records import storable
+from runtime.json_values import storable
 from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunSpec, RunStatus, Span
 
 EXTERNALLY_DELETED = "Removed"

@@ -18,7 +18,7 @@ from runtime.backends.log_chunks import RawChunk, Times, read_raw_chunk, read_ti
 from runtime.errors import BackendUnavailable
 from runtime.trash import Trash, remove_tree
 
-_SHARED_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_SHARED_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 """Keys as `admission` accepts them. None of them leads out of the folders in `_SHARED_FOLDERS`."""
 _SHARED_FOLDERS = (".checkpoints", ".outputs")
 """Folders that have one folder for each checkpoint key, with the files that a job's attempts share."""

@@ -150,17 +150,6 @@ class LocalBackend(FolderBackend):
             while stop_at is None or time.monotonic() < stop_at:
                 yield watch.wait(_HEARTBEAT_SECONDS)
 
-    def prepare(self, image: Image) -> None:
-        """Start a fork server for this image in the background, if warm starts are enabled."""
-        fork_server = self._fork_server(image)
-        if fork_server is not None:
-            self._pool.prepare(fork_server)
-
-    def is_prepared(self, image: Image) -> bool:
-        """Return whether the next run of this image starts warm."""
-        fork_server = self._fork_server(image)
-        return fork_server is not None and self._pool.is_prepared(fork_server)
-
     def isolation_gaps(self) -> list[str]:
         """See `Backend.isolation_gaps`."""
         gaps = []

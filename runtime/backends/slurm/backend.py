@@ -50,7 +50,7 @@ _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
 that a process makes in parallel."""
-_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$")
+_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
 """An image reference, which becomes part of an argument on compute nodes. `storage.images` checks more."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.
@@ -200,11 +200,8 @@ class SlurmBackend(FolderBackend):
         refresh_listing(path.parent)
         return functools.partial(self._shells.open, run, node) if path.is_socket() else None
 
-    def prepare(self, image: Image) -> None:
-        """Do nothing: starts are always cold."""
-
     def stop_prepared_processes(self) -> None:
-        """Do nothing: `prepare` starts nothing."""
+        """Do nothing: starts are always cold."""
 
     def isolation_gaps(self) -> list[str]:
         """See `Backend.isolation_gaps`."""

@@ -14,13 +14,13 @@ from typing import Any
 from runtime.backends.settings_reader import SettingsReader
 
 # Patterns of valid values of these settings.
-_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")
-_PARTITIONS = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.,-]{0,254}$")
-_CONSTRAINT = re.compile(r"^[A-Za-z0-9_.&|()*!\[\],-]{1,255}$")
-_GPU = re.compile(r"^[A-Za-z0-9_.-]{1,63}$")
-_INTERFACE = re.compile(r"^[A-Za-z0-9_.:-]{1,15}$")  # Linux allows 15 characters
-_PATH = re.compile(r"^/[^\0\n]*$")
-_REGISTRY = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$")
+_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+_PARTITIONS = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.,-]{0,254}\Z")
+_CONSTRAINT = re.compile(r"^[A-Za-z0-9_.&|()*!\[\],-]{1,255}\Z")
+_GPU = re.compile(r"^[A-Za-z0-9_.-]{1,63}\Z")
+_INTERFACE = re.compile(r"^[A-Za-z0-9_.:-]{1,15}\Z")  # Linux allows 15 characters
+_PATH = re.compile(r"^/[^\0\n]*\Z")
+_REGISTRY = re.compile(r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?\Z")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 """A read-only default for mappings, since the config is frozen."""
 

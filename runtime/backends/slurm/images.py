@@ -16,6 +16,7 @@ from pathlib import Path
 
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.image_import import IMAGES_FOLDER, USED_FILE, WORK_FOLDER, ImagePlan
+from runtime.files import FileLock
 from runtime.specs import RunSpec
 from runtime.trash import Trash
 
@@ -24,6 +25,8 @@ KEEP_IMAGES = 10
 """
 KEEP_SECONDS = 14 * 86400.0
 """How long an image is kept after its last use. Two weeks span the pauses in a project that goes on."""
+_LOCK = "lock"
+"""The file in IMAGES_FOLDER whose lock keeps an image from being removed while its use is noted."""
 _SUBMISSION_SECONDS = 600.0
 """How long an image is safe after its use was noted, since the run that uses it may not be recorded yet. A submission
 takes seconds."""
@@ -46,8 +49,11 @@ def image_folder(root: Path, spec: RunSpec) -> Path:
 def image_plan(root: Path, spec: RunSpec, config: SlurmConfig) -> ImagePlan:
     """Return the plan by which node 0 imports a run's own image, and note that the image is used."""
     folder = image_folder(root, spec)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / USED_FILE).touch(mode=0o600)
+    parent = root / IMAGES_FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(parent / _LOCK):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / USED_FILE).touch(mode=0o600)
     host, pull_secret = spec.image.reference.partition("/")[0], spec.pull_secret
     return {
         "folder": str(folder),
@@ -69,17 +75,20 @@ def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path
     Each organization keeps the KEEP_IMAGES images that it used last, each for KEEP_SECONDS after its last use. The
     images in `used_folders`, which live runs use, always stay. `import_seconds` is the time limit of an import.
     """
-    now, has_moved = time.time(), False
+    parent = root / IMAGES_FOLDER
+    if not parent.exists():
+        return False
     stale_seconds = import_seconds + _STALE_WORK_SECONDS
-    for organization in _folders(root / IMAGES_FOLDER):
-        if organization.name == WORK_FOLDER:
-            unused = [work for work in _folders(organization) if now - _modified_at(work) > stale_seconds]
-        else:
-            unused = _unused(organization, used_folders, now)
+    with FileLock(parent / _LOCK):
+        now, unused = time.time(), []
+        for organization in _folders(parent):
+            if organization.name == WORK_FOLDER:
+                unused += [work for work in _folders(organization) if now - _modified_at(work) > stale_seconds]
+            else:
+                unused += _unused(organization, used_folders, now)
         for folder in unused:
             trash.move_in(folder)
-            has_moved = True
-    return has_moved
+    return bool(unused)
 
 
 def _unused(organization: Path, used_folders: Collection[Path], now: float) -> list[Path]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.backends.records import failure_from, latest, outcome_from, progress_at, restarts, storable
+from runtime.backends.records import failure_from, latest, outcome_from, progress_at, restarts
+from runtime.json_values import storable
 from runtime.launcher.causes import first_cause
 from runtime.specs import FailureCode, NodeStatus, Outcome, RunPhase, RunStatus, Span
 

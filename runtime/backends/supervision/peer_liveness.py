@@ -37,6 +37,8 @@ class PeerWatch:
 
     def __init__(self, folder: Path, node: int, nodes: int) -> None:
         self._paths = {other_node: record_path(folder, other_node) for other_node in range(nodes) if other_node != node}
+        self._watched_nodes = set(self._paths)
+        """The nodes whose heartbeats are still awaited: all but those that have ended or were killed."""
         self._last_changes: dict[int, tuple[int, float]] = {}
         """By node: the modification time of its record (ns), and when that was first seen (monotonic)."""
         self._next_check_at = 0.0
@@ -49,7 +51,8 @@ class PeerWatch:
         if self._next_check_at and now - self._next_check_at > SILENCE_SECONDS / 2:
             self._last_changes.clear()
         self._next_check_at = now + _CHECK_SECONDS
-        for node, path in list(self._paths.items()):
+        for node in sorted(self._watched_nodes):
+            path = self._paths[node]
             try:
                 modified_at = path.stat().st_mtime_ns
             except OSError:
@@ -63,7 +66,7 @@ class PeerWatch:
                     continue
                 if record["phase"] != "ended" and pids.is_alive(record["pid"], record["start_time"]):
                     kill_silent(path, record)
-                del self._paths[node]  # the node has ended or was killed: nothing more to watch
+                self._watched_nodes.remove(node)
 
     def lost_peer(self) -> int | None:
         """Return a node whose supervisor has died or has recorded a cause; None if there is none.

@@ -57,6 +57,10 @@ def warm(harness):
     """Start every later run of this harness warm. Waits for the fork server of its image."""
     harness.backend = harness.new_backend(warm_seconds=600)  # the pool ends this long after the last submission
     harness.preface = MAY_IMPORT_ANYTHING  # scripts without it start cold
-    image = harness.spec().image
-    harness.backend.prepare(image)
-    wait_for(lambda: harness.backend.is_prepared(image), harness.patience)
+    harness.backend._pool.prepare(harness.backend._fork_server(harness.spec().image))
+    wait_for(lambda: is_warm(harness), harness.patience)
+
+
+def is_warm(harness):
+    """Return whether the next run of this harness starts warm."""
+    return harness.backend._pool.socket_path(harness.backend._fork_server(harness.spec().image)).exists()

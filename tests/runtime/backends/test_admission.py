@@ -20,6 +20,7 @@ REFUSED = (
     ({"resources": Resources(cpus=0, memory_mib=10)}, "resources"),
     ({"resources": Resources(cpus=1, memory_mib=0)}, "resources"),
     ({"checkpoint_key": "../other"}, "checkpoint_key"),
+    ({"checkpoint_key": "other\n"}, "checkpoint_key"),
     ({"image": Image(builtin="unknown")}, "image"),
     ({"image": Image(builtin="../bare")}, "image"),
     ({"image": Image(reference="docker.io/x")}, "image"),  # a local backend has built-in images only

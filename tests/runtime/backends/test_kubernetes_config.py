@@ -1,5 +1,7 @@
 """The settings of a Kubernetes cluster, and the errors that name them."""
 
+import math
+
 import pytest
 
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -32,6 +34,10 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
         ({"namespaces": "x"}, "'namespaces' is not a setting"),
         ({"backend": "local"}, "must be kubernetes here"),
         ({"namespace": "Not One"}, "which is not a namespace's name"),
+        ({"namespace": "runs\n"}, "which is not a namespace's name"),
+        ({"queue": "batch\n"}, "which is not a LocalQueue's name"),
+        ({"topology_key": "zone\n"}, "which is not a label's name"),
+        ({"node_selectors": {"gpu": {"pool": "a\n"}}}, "must map labels to values"),
         ({"namespace": 7}, "must be a string"),
         ({"in_cluster": "yes"}, "must be true or false"),
         ({"elastic": "yes"}, "'elastic' must be true or false"),
@@ -59,6 +65,10 @@ def test_an_elastic_cluster_has_a_longer_default_for_gang_seconds():
         ({"tolerations": {"gpu": [{"key": "pool", "value": 7}]}}, "must have strings as its key"),
         ({"tolerations": {"gpu": [{"value": "x"}]}}, "needs a key for 'gpu'"),
         ({"capacity": [{"cpus": 4}]}, "must be a list of objects with cpus and memory_mib"),
+        *(
+            ({"capacity": [{"cpus": 4, "memory_mib": 4096, **bad}]}, "which are above 0")
+            for bad in ({"cpus": -4}, {"cpus": math.nan}, {"memory_mib": math.inf}, {"gpus": -1}, {"count": -1})
+        ),
     ],
 )
 def test_an_error_names_the_setting(data, words):
@@ -67,7 +77,7 @@ def test_an_error_names_the_setting(data, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "East", "east_2", "-east"])
+@pytest.mark.parametrize("name", ["", "East", "east_2", "-east", "east\n"])
 def test_a_clusters_name_must_be_a_kubernetes_label(name):
     with pytest.raises(ValueError, match="cannot name a cluster"):
         ClusterConfig.from_data(name, {"volume": VOLUME})

@@ -1,5 +1,7 @@
 """Why a run waits, from the messages of Kubernetes 1.31 to 1.37."""
 
+from dataclasses import replace
+
 import pytest
 
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -93,6 +95,7 @@ RUNNING = pod(spec={"nodeName": "a"}, containerStatuses=[UP])
 CREATING = pulling("ContainerCreating")
 GPU_DATA = {"wanted": 2, "gpu_type": "A100", "nodes": 2, "free": 1}
 CPUS = unplaced("0/2 nodes are available: 2 Insufficient cpu.")
+PARTLY_CLOSED = Capacity((CAPACITY.machines[0], replace(CAPACITY.machines[1], closed_to=frozenset({""}))))
 MEMORY = unplaced("0/2 nodes are available: 2 Insufficient memory. preemption: not helpful.")
 OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" not found.')
 
@@ -103,6 +106,7 @@ OTHER_CLAIM = unplaced('0/2 nodes are available: persistentvolumeclaim "other" n
         case("missing GPUs name their type and how many are free", Code.GPUS, GPUS, GPUS, data=GPU_DATA),
         case("missing CPUs name the most free", Code.CPUS, CPUS, data={"wanted": 4.0, "nodes": 1, "free": 3}),
         case("missing memory names what is free", Code.MEMORY, MEMORY, data={"wanted": 4096, "nodes": 1, "free": 2048}),
+        case("free are machines that the run may use", Code.CPUS, CPUS, capacity=PARTLY_CLOSED, data={"free": 2}),
         case("a request that fits no machine", Code.TOO_LARGE, GPUS, capacity=SMALL),
         case("a large request without known capacity", Code.GPUS, GPUS, capacity=None),
         case("a large request in an elastic cluster", Code.GPUS, GPUS, capacity=Capacity((), elastic=True)),

@@ -45,6 +45,7 @@ def test_a_silent_peer_is_killed_and_recorded(tmp_path, child):
     started = pids.start_time(child)
     watch.kill_silent_peers(111.0)
     assert pids.wait_for_end(child, started, 10)
+    assert watch.lost_peer() == 1
     record = peer_liveness.load_record(path)
     assert record["silent"]
 

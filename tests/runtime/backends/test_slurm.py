@@ -58,6 +58,7 @@ def spec(**changes):
         ("node_types", {"gpu": {"qos": "x;y"}}), ("conf", "slurm.conf"), ("pending_seconds", 0),
         ("containers", "enroot"), ("containers", True), ("containers_bin", "bin"), ("image_mib", 0),
         ("import_seconds", 0), ("insecure_registries", "r.example"), ("insecure_registries", ["https://r.example"]),
+        ("account", "a\n"), ("bubblewrap", "/usr/bin/bwrap\n"), ("insecure_registries", ["r.example\n"]),
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_refused_by_its_name(setting, value):

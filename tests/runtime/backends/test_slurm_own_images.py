@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import signal
+import threading
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,7 @@ def backend(tmp_path, bare_images):
         ({}, {"packages": "/packages"}, "packages"),
         ({}, {"image": Image(reference="registry.example.com/team/train --all")}, "image"),
         ({}, {"image": Image(reference="--help")}, "image"),
+        ({}, {"image": Image(reference="registry.example.com/team/train\n")}, "image"),
         ({}, {"image": Image(builtin="unbuilt")}, "image"),
     ],
 )
@@ -368,6 +371,22 @@ def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monke
     submitted.submit(spec())
     assert (started, removed) == (["job-1-1"], [])
     assert "Unused images could not be moved" in caplog.text
+
+
+def test_an_image_is_not_removed_while_its_first_use_is_noted(tmp_path, monkeypatch):
+    touch = Path.touch
+    arguments = (tmp_path, Trash(tmp_path / ".trash"), (), 900)
+    remover = threading.Thread(target=images.move_unused_to_trash, args=arguments)
+
+    def touch_late(path, **more):
+        remover.start()
+        remover.join(0.2)  # it waits for the lock
+        touch(path, **more)
+
+    monkeypatch.setattr(Path, "touch", touch_late)
+    images.image_plan(tmp_path, spec(image=OWN), config())
+    remover.join()
+    assert images.image_folder(tmp_path, spec(image=OWN)).exists()
 
 
 def test_unused_images_are_removed(tmp_path):

@@ -49,7 +49,7 @@ def test_the_first_run_starts_cold_and_prepares_the_ranks_of_the_next_ones(harne
     harness.backend = harness.new_backend(warm_seconds=600)
     harness.run(SHOW_PROGRAM)
     assert harness.log() == "rank.py\n"
-    wait_for(lambda: harness.backend.is_prepared(harness.spec().image), 30)
+    wait_for(lambda: hostile.is_warm(harness), 30)
     harness.complete(SHOW_PROGRAM, name="job-2-1", nodes=2, workers_per_node=2)
     assert [harness.log(rank, "job-2-1") for rank in range(4)] == ["forkserver.py\n"] * 4
 
@@ -105,7 +105,7 @@ def test_a_killed_daemon_takes_its_fork_servers_along_and_no_run(warm_harness):
     warm_harness.complete(SHOW_PROGRAM)
     assert warm_harness.log() == "rank.py\n"
     assert warm_harness.backend.describe("job-2-1").outcome is None, "it goes on"
-    wait_for(lambda: warm_harness.backend.is_prepared(warm_harness.spec().image), 30)  # by a new daemon
+    wait_for(lambda: hostile.is_warm(warm_harness), 30)  # by a new daemon
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_another_version_of_the_code_replaces_the_daemon(warm_harness):
     warm_harness.backend = other
     warm_harness.run(SHOW_PROGRAM)
     assert warm_harness.log() == "rank.py\n"
-    wait_for(lambda: other.is_prepared(warm_harness.spec().image) and daemon_pid(warm_harness) != before, 30)
+    wait_for(lambda: hostile.is_warm(warm_harness) and daemon_pid(warm_harness) != before, 30)
     warm_harness.run(SHOW_PROGRAM, name="job-2-1")
     assert warm_harness.log(name="job-2-1") == "forkserver.py\n"
 
@@ -150,10 +150,10 @@ def test_an_idle_daemon_ends(harness):
 def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch):
     monkeypatch.setattr("runtime.images.recipes.preloads", lambda _name: ["no_such_module"])
     harness.backend = harness.new_backend(warm_seconds=600)
-    harness.backend.prepare(harness.spec().image)
+    harness.backend._pool.prepare(harness.backend._fork_server(harness.spec().image))
     log = harness.folder / "runs" / ".warm_pool" / "log"
     wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)
-    assert not harness.backend.is_prepared(harness.spec().image)
+    assert not hostile.is_warm(harness)
     harness.run(SHOW_PROGRAM)
     assert harness.log() == "rank.py\n"
 

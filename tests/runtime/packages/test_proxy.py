@@ -3,10 +3,12 @@
 import contextlib
 import http.server
 import socket
+import struct
 import threading
 
 import pytest
 
+from runtime.launcher import install
 from runtime.packages import indexes, proxy
 from runtime.packages.indexes import InvalidIndexes
 
@@ -76,6 +78,20 @@ def test_only_allowed_hosts_and_ports_are_reached(tmp_path, server):
             assert b"HTTP/1.1 200" not in ask(tmp_path, f"{line} HTTP/1.1\r\n\r\n".encode()), line
         assert ask(tmp_path, b"GET " + b"a" * 100_000) == b"", "a head without an end"
     assert not (tmp_path / "proxy").exists()
+
+
+def test_a_connection_that_uv_aborts_ends_at_the_proxy_too(tmp_path):
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(tmp_path / "proxy"))
+        listener.listen()
+        port = install.serve_proxy(str(tmp_path / "proxy"))
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as client:
+            upstream, _address = listener.accept()
+            # A reset in place of an orderly end, as when the kernel ends uv with data unread.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with upstream:
+            upstream.settimeout(20)
+            assert upstream.recv(1) == b""
 
 
 @pytest.mark.parametrize(

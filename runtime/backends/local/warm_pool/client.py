@@ -73,12 +73,8 @@ class WarmPool:
         # `process` forks the daemon and ends at once, and must be reaped.
         threading.Thread(target=process.wait, daemon=True).start()
 
-    def is_prepared(self, fork_server: ForkServer) -> bool:
-        """Return whether this fork server accepts requests: only then does a socket of this name exist."""
-        return (self._folder / fork_server["name"]).exists()
-
     def socket_path(self, fork_server: ForkServer) -> Path:
-        """Return where this fork server listens once it runs."""
+        """Return the path of this fork server's socket, which exists while it accepts requests."""
         return self._folder / fork_server["name"]
 
     def fork_server_name(self, image: str, built_at: int) -> str:
