@@ -5,7 +5,10 @@ import copy
 import datetime as dt
 import json
 import warnings
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import parse_qs, urlsplit
 
 from cryptography import x509
@@ -17,18 +20,8 @@ from onelogin.saml2.utils import OneLogin_Saml2_Utils
 
 from console import sign_in
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # pysaml2 uses an old name of `cryptography`
-    from saml2 import BINDING_HTTP_REDIRECT
-    from saml2.assertion import Policy
-    from saml2.authn_context import PASSWORD
-    from saml2.config import IdPConfig
-    from saml2.saml import NAMEID_FORMAT_PERSISTENT, NameID
-    from saml2.server import Server
-    from saml2.sigver import get_xmlsec_binary
-    from saml2.xmldsig import DIGEST_SHA256, SIG_RSA_SHA256
-
 ENTITY_ID, SSO_URL = "https://idp.example.com/metadata", "https://idp.example.com/sso"
+PERSISTENT = "urn:oasis:names:tc:SAML:2.0:nameid-format:persistent"
 URI_NAMES = {"name_form": "urn:oasis:names:tc:SAML:2.0:attrname-format:uri"}
 """The part of a provider's policy that says how it names attributes: by URIs."""
 NAMESPACES = {
@@ -36,6 +29,16 @@ NAMESPACES = {
     "saml": "urn:oasis:names:tc:SAML:2.0:assertion",
     "ds": "http://www.w3.org/2000/09/xmldsig#",
 }
+
+
+@cache
+def pysaml2() -> ModuleType:
+    """Import pysaml2 on first use: that takes two seconds, and every test process imports this module."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pysaml2 uses an old name of `cryptography`
+        for name in ("assertion", "authn_context", "config", "saml", "server", "sigver", "xmldsig"):
+            import_module(f"saml2.{name}")
+    return import_module("saml2")
 
 
 def configure(settings, certificate: str, console_url: str, **fields) -> None:
@@ -54,15 +57,16 @@ class IdentityProvider:
     def __init__(self, folder: Path, sso_url: str = SSO_URL):
         self.certificate, self.key = _write_key(folder)
         self.knows_console = False  # whether `read_metadata` was called
-        self._server = Server(
-            config=IdPConfig().load({
+        saml2 = pysaml2()
+        self._server = saml2.server.Server(
+            config=saml2.config.IdPConfig().load({
                 "entityid": ENTITY_ID,
                 "key_file": str(folder / "key.pem"),
                 "cert_file": str(folder / "cert.pem"),
-                "xmlsec_binary": get_xmlsec_binary(),
+                "xmlsec_binary": saml2.sigver.get_xmlsec_binary(),
                 "service": {
                     "idp": {
-                        "endpoints": {"single_sign_on_service": [(sso_url, BINDING_HTTP_REDIRECT)]},
+                        "endpoints": {"single_sign_on_service": [(sso_url, saml2.BINDING_HTTP_REDIRECT)]},
                         "policy": {"default": URI_NAMES},
                     },
                 },
@@ -77,20 +81,21 @@ class IdentityProvider:
     def read_request(self, url: str):
         """The console's request to log in, from the address to which it sends a browser."""
         text = parse_qs(urlsplit(url).query)["SAMLRequest"][0]
-        return self._server.parse_authn_request(text, BINDING_HTTP_REDIRECT).message
+        return self._server.parse_authn_request(text, pysaml2().BINDING_HTTP_REDIRECT).message
 
-    def answer(self, request, *, email, subject, name_format=NAMEID_FORMAT_PERSISTENT, **changes) -> str:
+    def answer(self, request, *, email, subject, name_format=PERSISTENT, **changes) -> str:
         """A response to a request, as XML. `changes` are arguments of pysaml2."""
+        saml2 = pysaml2()
         values = {
             "identity": {"mail": [email]},
             "in_response_to": request.id,
             "destination": request.assertion_consumer_service_url,
             "sp_entity_id": request.issuer.text,
-            "name_id": NameID(format=name_format, text=subject),
-            "authn": {"class_ref": PASSWORD, "authn_auth": ENTITY_ID},
+            "name_id": saml2.saml.NameID(format=name_format, text=subject),
+            "authn": {"class_ref": saml2.authn_context.PASSWORD, "authn_auth": ENTITY_ID},
             "sign_assertion": True,
-            "sign_alg": SIG_RSA_SHA256,
-            "digest_alg": DIGEST_SHA256,
+            "sign_alg": saml2.xmldsig.SIG_RSA_SHA256,
+            "digest_alg": saml2.xmldsig.DIGEST_SHA256,
         }
         return str(self._server.create_authn_response(**values | changes))
 
@@ -114,7 +119,7 @@ class IdentityProvider:
 
 def ended_policy():
     """The policy of assertions that ended ten minutes ago."""
-    return Policy({"default": URI_NAMES | {"lifetime": {"minutes": -10}}})
+    return pysaml2().assertion.Policy({"default": URI_NAMES | {"lifetime": {"minutes": -10}}})
 
 
 def wrap(xml: str, *, email: str, place: str) -> str:

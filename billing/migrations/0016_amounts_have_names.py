@@ -3,6 +3,8 @@
 import django.core.validators
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -10,7 +12,7 @@ class Migration(migrations.Migration):
         ('billing', '0015_alter_price_kind_alter_quote_mode'),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='billingpolicy',
             name='trial_credit_minor',
@@ -131,4 +133,4 @@ class Migration(migrations.Migration):
             name='amount_minor',
             field=models.PositiveBigIntegerField(validators=[django.core.validators.MinValueValidator(1)], verbose_name='amount'),
         ),
-    ]
+    ])]

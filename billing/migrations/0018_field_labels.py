@@ -6,6 +6,8 @@ from decimal import Decimal
 from django.conf import settings
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -14,7 +16,7 @@ class Migration(migrations.Migration):
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterModelOptions(
             name='credituse',
             options={'verbose_name': 'credit use', 'verbose_name_plural': 'credit uses'},
@@ -304,4 +306,4 @@ class Migration(migrations.Migration):
             name='reason',
             field=models.CharField(help_text='Customers see it next to the credit.', max_length=255, verbose_name='purpose'),
         ),
-    ]
+    ])]

@@ -5,6 +5,8 @@ import uuid
 from django.conf import settings
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -14,7 +16,7 @@ class Migration(migrations.Migration):
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='account',
             name='currency',
@@ -355,4 +357,4 @@ class Migration(migrations.Migration):
             name='state',
             field=models.CharField(choices=[('created', 'payment page not yet created'), ('pending', 'waiting for payment'), ('paid', 'paid'), ('expired', 'expired'), ('failed', 'failed')], default='created', max_length=8, verbose_name='state'),
         ),
-    ]
+    ])]

@@ -4,6 +4,8 @@ import django.core.validators
 from decimal import Decimal
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -11,7 +13,7 @@ class Migration(migrations.Migration):
         ('jobs', '0007_local_rank_argument'),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterModelOptions(
             name='room',
             options={'verbose_name': 'node spec capacity', 'verbose_name_plural': 'node spec capacities'},
@@ -76,4 +78,4 @@ class Migration(migrations.Migration):
             name='reference_seconds_per_epoch',
             field=models.DecimalField(decimal_places=2, default=Decimal('60'), help_text='On one node. Sets the estimate of a first run; later runs of the same code use measurements.', max_digits=10, validators=[django.core.validators.MinValueValidator(Decimal('0.01'))], verbose_name='reference seconds per epoch'),
         ),
-    ]
+    ])]

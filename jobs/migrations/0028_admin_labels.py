@@ -5,6 +5,8 @@ import uuid
 from django.conf import settings
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -16,7 +18,7 @@ class Migration(migrations.Migration):
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='attempt',
             name='claimed_at',
@@ -222,4 +224,4 @@ class Migration(migrations.Migration):
             name='quote',
             field=models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='sweep', to='billing.quote', verbose_name='quote'),
         ),
-    ]
+    ])]

@@ -4,6 +4,8 @@ import django.core.validators
 import re
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -11,7 +13,7 @@ class Migration(migrations.Migration):
         ('storage', '0003_retention_of_older_rows'),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='dataset',
             name='name',
@@ -37,4 +39,4 @@ class Migration(migrations.Migration):
             name='size_bytes',
             field=models.PositiveBigIntegerField(default=0, help_text='last measured value', verbose_name='size'),
         ),
-    ]
+    ])]

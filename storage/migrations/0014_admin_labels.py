@@ -4,6 +4,8 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -13,7 +15,7 @@ class Migration(migrations.Migration):
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='allocation',
             name='key',
@@ -139,4 +141,4 @@ class Migration(migrations.Migration):
             name='workspace',
             field=models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='storage.workspace', verbose_name='workspace'),
         ),
-    ]
+    ])]

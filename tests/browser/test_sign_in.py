@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
+from importlib import import_module
 
 import httpx
-import oidc_provider_mock
 import pytest
 from playwright.sync_api import expect
 
@@ -79,7 +79,8 @@ def test_a_passkey_logs_in_alone_or_after_the_password(transactional_db, console
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the provider uses old names of its own libraries
 def test_a_person_logs_in_at_an_openid_provider(transactional_db, console, strict_window, settings):
     page, say = strict_window.page, strict_window.say
-    with oidc_provider_mock.run_server_in_thread() as server:
+    # Imported here: it takes most of a second, which each test process would spend.
+    with import_module("oidc_provider_mock").run_server_in_thread() as server:
         provider = f"http://localhost:{server.server_port}"
         httpx.put(f"{provider}/users/ada", json={"email": "ada@example.com", "email_verified": True}).raise_for_status()
         apps = sign_in.parse_oidc_providers(

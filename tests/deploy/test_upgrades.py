@@ -17,6 +17,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ModelState, ProjectState
 from django.db.models import NOT_PROVIDED
 
+from console.core.migrations import ChangeLabels
 from console.management.commands import migrate
 from console.supervision import schema
 
@@ -66,10 +67,14 @@ def unreleased(loader):
 
 def incompatibility(operation, app, state, *, known):
     """Return why the previous release, which has the `known` models, cannot live with the operation, or ""."""
+    parts = []
     if isinstance(operation, ops.SeparateDatabaseAndState):
-        return "; ".join(
-            filter(None, (incompatibility(each, app, state, known=known) for each in operation.database_operations))
-        )
+        parts = operation.database_operations
+    elif isinstance(operation, ChangeLabels):  # it leaves the database as it is: none of its fields may change there
+        parts = [each for each in operation.changes if isinstance(each, ops.AlterField)]
+        known = {(app, each.model_name_lower) for each in parts}
+    if isinstance(operation, (ops.SeparateDatabaseAndState, ChangeLabels)):
+        return "; ".join(filter(None, (incompatibility(each, app, state, known=known) for each in parts)))
     name = getattr(operation, "model_name_lower", "")
     if isinstance(operation, ADDITIONS) or (name and (app, name) not in known):
         return ""
@@ -104,20 +109,24 @@ def test_the_previous_release_can_live_with_every_new_migration():
 
 
 CHAR = models.CharField(max_length=10)
+LABEL = migrations.AlterField("job", "text", models.CharField("words", max_length=10, choices=[("a", "b")]))
+SHORTER = migrations.AlterField("job", "text", models.CharField(max_length=5))
 COMPATIBLE = {
     "a nullable column": migrations.AddField("job", "x", models.IntegerField(null=True)),
     "a column with a database default": migrations.AddField("job", "x", models.IntegerField(default=0, db_default=0)),
     "a new table": migrations.CreateModel("thing", [("id", models.BigAutoField(primary_key=True))]),
     "a column of a new table": migrations.AddField("thing", "x", models.IntegerField()),
     "an index": migrations.AddIndex("job", models.Index(fields=["id"], name="x")),
-    "a label": migrations.AlterField("job", "text", models.CharField("words", max_length=10, choices=[("a", "b")])),
+    "a label": LABEL,
+    "labels": ChangeLabels([LABEL]),
 }
 INCOMPATIBLE = {
     "a column without a default": migrations.AddField("job", "x", models.IntegerField()),
     "a column with Django's default": migrations.AddField("job", "x", models.IntegerField(default=0)),
     "a unique column with a default": migrations.AddField("job", "x", models.IntegerField(db_default=0, unique=True)),
     "a removed column": migrations.RemoveField("job", "text"),
-    "a shorter column": migrations.AlterField("job", "text", models.CharField(max_length=5)),
+    "a shorter column": SHORTER,
+    "a shorter column among labels": ChangeLabels([SHORTER]),
     "a constraint": migrations.AddConstraint("job", models.CheckConstraint(condition=models.Q(id__gt=0), name="x")),
     "SQL": migrations.RunSQL("SELECT 1"),
     "a hidden operation": migrations.SeparateDatabaseAndState([migrations.RemoveField("job", "text")]),

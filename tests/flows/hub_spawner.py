@@ -1,6 +1,6 @@
-"""Calls one method of the JupyterHub spawner: python hub_spawner.py CONSOLE_URL METHOD OPTIONS, with options as JSON.
+"""Calls methods of the JupyterHub spawner: python hub_spawner.py CALLS, with lists of [console's URL, method, options].
 
-Runs in the environment of JupyterHub. Prints what the method returned and the notebook's number, as a list of JSON.
+Runs in the environment of JupyterHub. Prints what each method returned and the notebook's number, as lists of JSON.
 """
 
 import asyncio
@@ -22,14 +22,18 @@ class Spawner(TrainyardSpawner):
     server = SimpleNamespace(base_url="/user/1/")
 
 
-async def main() -> None:
+async def call(url: str, method: str, options: dict[str, str]) -> list[object]:
     async def get_auth_state() -> dict[str, str]:
         return {"access_token": "t"}
 
     user = SimpleNamespace(name="1", get_auth_state=get_auth_state)
-    spawner = Spawner(user=user, authenticator=None, console_url=sys.argv[1], profiles=PROFILES, redirect_port=0)
-    spawner.notebook_id, spawner.user_options = 7, json.loads(sys.argv[3])
-    sys.stdout.write(json.dumps([await getattr(spawner, sys.argv[2])(), spawner.notebook_id]))
+    spawner = Spawner(user=user, authenticator=None, console_url=url, profiles=PROFILES, redirect_port=0)
+    spawner.notebook_id, spawner.user_options = 7, options
+    return [await getattr(spawner, method)(), spawner.notebook_id]
+
+
+async def main() -> None:
+    sys.stdout.write(json.dumps([await call(*each) for each in json.loads(sys.argv[1])]))
 
 
 asyncio.run(main())

@@ -2,6 +2,8 @@
 
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -9,7 +11,7 @@ class Migration(migrations.Migration):
         ('accounts', '0006_time_zones'),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='apitoken',
             name='prefix',
@@ -50,4 +52,4 @@ class Migration(migrations.Migration):
             name='time_zone',
             field=models.CharField(blank=True, db_default='', default='', help_text="An IANA name such as Europe/Berlin. Leave empty to use the browser's time zone.", max_length=64, verbose_name='time zone'),
         ),
-    ]
+    ])]

@@ -4,6 +4,8 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
+from console.core.migrations import ChangeLabels
+
 
 class Migration(migrations.Migration):
 
@@ -11,7 +13,7 @@ class Migration(migrations.Migration):
         ('accounts', '0018_email_labels'),
     ]
 
-    operations = [
+    operations = [ChangeLabels([
         migrations.AlterField(
             model_name='apitoken',
             name='membership',
@@ -37,4 +39,4 @@ class Migration(migrations.Migration):
             name='activated_by',
             field=models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='activated by'),
         ),
-    ]
+    ])]

@@ -1,9 +1,9 @@
 """Single sign-on at an OpenID Connect provider on this machine, and the rules that also hold for SAML."""
 
 from functools import partial
+from importlib import import_module
 
 import httpx
-import oidc_provider_mock
 import pytest
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
@@ -30,7 +30,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def provider():
-    with oidc_provider_mock.run_server_in_thread() as server:
+    # Imported here: it takes most of a second, which each test process would spend.
+    with import_module("oidc_provider_mock").run_server_in_thread() as server:
         yield f"http://localhost:{server.server_port}"
 
 
