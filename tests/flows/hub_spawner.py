@@ -26,8 +26,17 @@ async def main() -> None:
     async def get_auth_state() -> dict[str, str]:
         return {"access_token": "t"}
 
+    async def refresh_user(_user: object) -> bool:
+        return False  # as if the console restarted meanwhile
+
     user = SimpleNamespace(name="1", get_auth_state=get_auth_state)
-    spawner = Spawner(user=user, authenticator=None, console_url=sys.argv[1], profiles=PROFILES, redirect_port=0)
+    spawner = Spawner(
+        user=user,
+        authenticator=SimpleNamespace(refresh_user=refresh_user),
+        console_url=sys.argv[1],
+        profiles=PROFILES,
+        redirect_port=0,
+    )
     spawner.notebook_id, spawner.user_options = 7, json.loads(sys.argv[3])
     sys.stdout.write(json.dumps([await getattr(spawner, sys.argv[2])(), spawner.notebook_id]))
 
