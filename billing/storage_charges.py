@@ -81,7 +81,8 @@ def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | 
 def collect(*, account: Account) -> int:
     """Charge the amount due for storage, at most the wallet's available amount. Returns the charge in minor units."""
     locked = _lock(account)
-    balance = StorageBalance.objects.filter(account=locked).first()
+    # Locked, because the emails set `mailed_at` without the wallet's lock.
+    balance = StorageBalance.objects.select_for_update().filter(account=locked).first()
     if balance is None:
         return 0
     credit.remove_expired(account=locked)

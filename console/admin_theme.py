@@ -1,4 +1,4 @@
-"""The admin's theme: colours for django-unfold, and a style sheet and a script that correct its pages.
+"""The admin's theme: colours for django-unfold, its sentences, and a style sheet and a script that correct its pages.
 
 django-unfold uses the colour 500 on dark backgrounds and 600 on light ones. Both have a contrast of at least 4.5:1
 there, as WCAG 2.2 requires.
@@ -10,6 +10,7 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.templatetags.static import static
+from django.utils.translation import gettext_noop
 
 PRIMARY = {
     "50": "#eef2ff",
@@ -24,6 +25,40 @@ PRIMARY = {
     "900": "#1f3174",
     "950": "#131a38",
 }
+
+SENTENCES = (
+    gettext_noop("Add row"),
+    gettext_noop("All applications"),
+    gettext_noop("Apply Filters"),
+    gettext_noop("Collapse"),
+    gettext_noop("Current file"),
+    gettext_noop("Date from"),
+    gettext_noop("Date to"),
+    gettext_noop("Expand row"),
+    gettext_noop("General"),
+    gettext_noop("Go back"),
+    gettext_noop("Group permissions"),
+    gettext_noop("Loading more results..."),
+    gettext_noop("More actions"),
+    gettext_noop("No recent searches"),
+    gettext_noop("No results found"),
+    gettext_noop("No results matching your query"),
+    gettext_noop("Object"),
+    gettext_noop("Recent searches"),
+    gettext_noop("Reset filters"),
+    gettext_noop("Select action"),
+    gettext_noop("Select action to run"),
+    gettext_noop("Select all rows"),
+    gettext_noop("Select record"),
+    gettext_noop("Select value"),
+    gettext_noop("Submit"),
+    gettext_noop("System"),
+    gettext_noop("This page yielded into no results. Create a new item or reset your filters."),
+    gettext_noop("Toggle password visibility"),
+    gettext_noop("Type to search"),
+    gettext_noop("User permissions"),
+)
+"""The texts of django-unfold's own templates that our pages show. It has no translations, so ours apply."""
 
 
 def style(_request: HttpRequest) -> str:

@@ -28,6 +28,7 @@ app.autodiscover_tasks(["jobs"], related_name="checkout")
 app.autodiscover_tasks(["jobs"], related_name="results")
 app.autodiscover_tasks(["jobs"], related_name="notebook_endings")
 app.autodiscover_tasks(["jobs.sweeps"], related_name="progress")
+app.autodiscover_tasks(["console.accounts"], related_name="emails")
 app.autodiscover_tasks(["console.accounts"], related_name="invitations")
 app.autodiscover_tasks(["console.accounts"], related_name="sessions")
 

@@ -224,6 +224,7 @@ CELERY_BEAT_SCHEDULE = {
     "write-invoices": {"task": "billing.tasks.write_invoices", "schedule": 3600.0},
     "forget-client-tokens": {"task": "console.accounts.openid.forget_expired_tokens", "schedule": 86400.0},
     "send-invitations": {"task": "console.accounts.invitations.send_due", "schedule": 60.0, "options": {"expires": 60}},
+    "forget-abandoned-emails": {"task": "console.accounts.emails.forget_abandoned", "schedule": 86400.0},
     "clear-sessions": {"task": "console.accounts.sessions.clear_expired", "schedule": 3600.0},
     "deliver-webhooks": {"task": "console.notifications.tasks.deliver", "schedule": 10.0, "options": {"expires": 10}},
     "tidy-notifications": {"task": "console.notifications.tasks.tidy", "schedule": 86400.0},
@@ -409,6 +410,7 @@ LOCALE_PATHS = [BASE_DIR / "locale"]
 TIME_ZONE = env.str("TIME_ZONE", "UTC")
 USE_TZ = True
 FORMAT_MODULE_PATH = "console.formats"
+EMAIL_TIMEOUT = 30  # in seconds, for each step: a mail server that hangs must not keep a worker
 EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
 vars().update(EMAIL_CONFIG)  # sets EMAIL_BACKEND, EMAIL_HOST and the like
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>")

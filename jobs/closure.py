@@ -27,7 +27,7 @@ from billing.models import Account, Budget, Dispute, TopUp
 from console.accounts import services
 from console.accounts.emails import deliver
 from console.accounts.models import Closure, Membership, Organization, Quota, User
-from console.accounts.roles import Capability
+from console.accounts.roles import Capability, Role
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
 from console.notifications.models import Notification, Webhook
 from jobs import results
@@ -88,7 +88,7 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
     OrganizationClosing with the obstacles.
     """
     organization = membership.organization
-    if not membership.allows(Capability.MANAGE):
+    if not membership.may_grant(Role.OWNER):  # a token that may only manage must not take what owners have
         raise NotAllowed
     if confirmation != organization.slug:
         sentence = _("Enter %(name)s to confirm.") % {"name": organization.slug}

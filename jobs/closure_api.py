@@ -54,7 +54,7 @@ class ClosureView(TenantView):
 
     @extend_schema(operation_id="closure_request", request=NewClosureSerializer, responses={201: ClosureSerializer})
     def post(self, request: Request) -> Response:
-        """Close the organization after the notice. The service stops at once."""
+        """Close the organization after the notice. The service stops at once. Needs a session or an unlimited token."""
         serializer = NewClosureSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         closure.request(membership=self.membership, **serializer.validated_data)

@@ -77,7 +77,7 @@ class BorrowedListSerializer(serializers.Serializer[Any]):
 class SharesView(TenantView):
     """The shares of a dataset."""
 
-    capabilities = {"GET": Capability.STORE, "POST": Capability.STORE}
+    capabilities = {"GET": Capability.VIEW, "POST": Capability.STORE}
 
     @extend_schema(operation_id="datasets_shares_list", responses=DatasetSharesSerializer)
     def get(self, _request: Request, name: str) -> Response:

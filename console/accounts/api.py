@@ -157,6 +157,12 @@ def _require_within_scopes(actor: Membership, token: ApiToken) -> None:
         raise NotAllowed
 
 
+def _require_role_within_scopes(actor: Membership, role: str) -> None:
+    """Raise NotAllowed if `role`, that of whom a request is about, may do more than the request's token, if limited."""
+    if not actor.may_grant(role):
+        raise NotAllowed
+
+
 def _grantable_role(actor: Membership, role: str) -> Role:
     """Return the role if it is valid and allows no more than the token of the request. Raises InvalidInput."""
     if not actor.may_grant(services.checked_role(role)):
@@ -264,22 +270,25 @@ class MemberView(TenantView):
 
     @extend_schema(operation_id="members_change_role", request=MemberSerializer, responses=MemberSerializer)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change the member's role. A token grants no role that may do more than the token."""
+        """Change the member's role. A token neither grants nor takes a role that may do more than the token."""
         serializer = MemberSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         # The serializer accepts a request without a role, because the model has a default. `checked_role` refuses "".
         role = _grantable_role(self.membership, serializer.validated_data.get("role", ""))
-        membership = services.change_role(membership=self._get_member(pk), role=role, actor=self.membership.user)
+        membership = services.change_role(membership=self._get_changed(pk), role=role, actor=self.membership.user)
         return Response(MemberSerializer(membership).data)
 
     @extend_schema(operation_id="members_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Remove the member and revoke their API tokens."""
-        services.remove_member(membership=self._get_member(pk), actor=self.membership.user)
+        """Remove the member and revoke their API tokens. A token removes only members who may do no more."""
+        services.remove_member(membership=self._get_changed(pk), actor=self.membership.user)
         return Response(status=204)
 
-    def _get_member(self, pk: int) -> Membership:
-        return get_object_or_404(selectors.members(organization=self.organization), pk=pk)
+    def _get_changed(self, pk: int) -> Membership:
+        """Return the member that the request changes. Raises Http404, NotAllowed."""
+        member = get_object_or_404(selectors.members(organization=self.organization), pk=pk)
+        _require_role_within_scopes(self.membership, member.role)
+        return member
 
 
 class InvitationsView(TenantView):
@@ -314,9 +323,11 @@ class InvitationView(TenantView):
 
     @extend_schema(operation_id="invitations_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke the invitation; its link stops working."""
+        """Revoke the invitation; its link stops working. A token revokes only invitations to roles that do no more."""
         open_invitations = selectors.open_invitations(organization=self.organization)
-        invitations.revoke(invitation=get_object_or_404(open_invitations, pk=pk), actor=self.membership.user)
+        invitation = get_object_or_404(open_invitations, pk=pk)
+        _require_role_within_scopes(self.membership, invitation.role)
+        invitations.revoke(invitation=invitation, actor=self.membership.user)
         return Response(status=204)
 
 
@@ -348,6 +359,12 @@ class _ServiceAccountBase(TenantView):
     def account(self, pk: int) -> ServiceAccount:
         return get_object_or_404(selectors.service_accounts(organization=self.organization), pk=pk)
 
+    def changed_account(self, pk: int) -> ServiceAccount:
+        """Return the account that the request changes. Raises Http404, NotAllowed."""
+        account = self.account(pk)
+        _require_role_within_scopes(self.membership, account.membership.role)
+        return account
+
 
 class ServiceAccountView(_ServiceAccountBase):
     """One service account."""
@@ -360,8 +377,8 @@ class ServiceAccountView(_ServiceAccountBase):
         responses=ServiceAccountSerializer,
     )
     def patch(self, request: Request, pk: int) -> Response:
-        """Change the role, disable the account, or enable it again."""
-        account = self.account(pk)
+        """Change the role, disable the account, or enable it again. A token changes only accounts that do no more."""
+        account = self.changed_account(pk)
         serializer = ServiceAccountChangeSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         if "role" in serializer.validated_data:
@@ -374,8 +391,11 @@ class ServiceAccountView(_ServiceAccountBase):
 
     @extend_schema(operation_id="service_accounts_delete", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Delete the account and its tokens. Runs that it ordered continue."""
-        service_accounts.delete(account=self.account(pk), actor=self.membership)
+        """Delete the account and its tokens. Runs that it ordered continue.
+
+        A token deletes only accounts that may do no more.
+        """
+        service_accounts.delete(account=self.changed_account(pk), actor=self.membership)
         return Response(status=204)
 
 

@@ -1,7 +1,8 @@
 """Send mails once, in each recipient's language and time zone, and retry after failures.
 
-A row marks a mail as due. The sender claims the row first and releases it if sending fails. Mails are never sent inside
-a transaction. A mail is lost if the worker is killed between claim and sending.
+A row marks a mail as due. Each recipient gets an email of their own: the sender leases the recipient, sends, and notes
+that it did. Mails are never sent inside a transaction. A worker that is killed loses no mail; if it was killed between
+sending and noting, one recipient gets the mail again.
 """
 
 from __future__ import annotations
@@ -9,22 +10,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from smtplib import SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused
+from datetime import timedelta
+from smtplib import SMTPDataError, SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused
 from typing import Any, Protocol
 
+from celery import shared_task
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 from django.core.mail.backends.base import BaseEmailBackend
+from django.db import transaction
 from django.db.models import QuerySet
 from django.template.loader import render_to_string
 from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from console.accounts import zones
+from console.accounts.models import EmailDelivery
 
 logger = logging.getLogger(__name__)
 PERMANENT_FAILURE = 500
 """The lowest SMTP code of permanent failures; lower codes may be retried."""
+LEASE = timedelta(minutes=10)
+"""How long a worker may take to send one email. Each step of SMTP takes at most `settings.EMAIL_TIMEOUT`."""
+ABANDONED_AFTER = timedelta(days=7)
+"""Emails are tried again within an hour at most, so one that no worker tried for so long is no longer due."""
 Renderer = Callable[[], tuple[str, str]]
 """Renders subject and text in the active language and time zone."""
 
@@ -60,14 +69,15 @@ class Guest:
 
 
 def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> bool:
-    """Claim the row by setting `mailed_at`, then send an email to each recipient. Return whether the emails were sent.
+    """Send an email to each recipient, then set `mailed_at`. Return whether this call completed the email.
 
-    `rows` selects the one row that marks the email as due. If several workers call this at once, only one sends. After
-    a failure the row is released, and the next periodic task tries again. It then sends all emails of the row again,
-    also those that were sent before the failure.
+    `rows` selects the one row that marks the email as due. Several workers may call this at once: each recipient gets
+    one email. After a failure the next periodic task sends to those who have not got it.
     """
-    if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
+    pk = rows.filter(mailed_at=None).values_list("pk", flat=True).first()
+    if pk is None:
         return False
+    source = f"{rows.model.__name__}:{pk}"
     addresses_by_locale: dict[tuple[str, str], list[str]] = {}
     for recipient in to:
         zone = zones.zone(recipient.time_zone, recipient.browser_time_zone).key
@@ -77,16 +87,10 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
         with translation.override(language), timezone.override(zone):
             subject, text = render()
         subject_line = " ".join(f"{settings.ACCOUNT_EMAIL_SUBJECT_PREFIX}{subject}".split())
-        mails.append(EmailMessage(subject_line, text, None, sorted(addresses)))
-    try:
-        with get_connection() as connection:
-            for mail in mails:
-                _send_mail(connection, mail)
-    except (OSError, SMTPException):
-        logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
-        rows.update(mailed_at=None)
-        return False
-    return True
+        mails += [EmailMessage(subject_line, text, None, [address]) for address in sorted(addresses)]
+    EmailDelivery.objects.filter(source=source).update(seen_at=timezone.now())
+    _send_to_waiting(rows, source, mails)
+    return _complete(rows, source, {mail.to[0] for mail in mails})
 
 
 def send_approval(user: Recipient) -> bool:
@@ -101,17 +105,79 @@ def send_approval(user: Recipient) -> bool:
         return False
 
 
-def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> None:
-    """Send one email. A permanent failure is logged and not retried, because no retry can succeed.
+@shared_task(name="console.accounts.emails.forget_abandoned")
+def forget_abandoned() -> None:
+    """Delete the recipients of emails that are no longer due, such as those of a deleted row."""
+    EmailDelivery.objects.filter(seen_at__lt=timezone.now() - ABANDONED_AFTER).delete()
 
-    smtplib raises SMTPRecipientsRefused only if the server refuses all recipients. Django does not tell of single
-    refused ones, so these do not get the email.
+
+def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]) -> None:
+    """Send those of the emails, each with one recipient, that were not sent and that no other worker sends."""
+    if not mails:
+        return
+    try:
+        with get_connection() as connection:
+            for mail in mails:
+                if delivery := _claim(rows, source, mail.to[0]):
+                    try:
+                        is_done = _send_mail(connection, mail)
+                    except (OSError, SMTPException):
+                        _release(delivery, is_done=False)
+                        raise
+                    _release(delivery, is_done=is_done)
+    except (OSError, SMTPException):
+        logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
+
+
+def _claim(rows: QuerySet[Any], source: str, address: str) -> EmailDelivery | None:
+    """Reserve a recipient for this worker. Return None if they got the email, or another worker is sending it."""
+    now = timezone.now()
+    with transaction.atomic():
+        # With the lock, no other worker completes the email and deletes its recipients in between.
+        if not rows.filter(mailed_at=None).select_for_update(no_key=True):
+            return None
+        delivery, _is_new = EmailDelivery.objects.get_or_create(
+            source=source, address=address, defaults={"seen_at": now}
+        )
+        if delivery.sent_at or (delivery.leased_until and delivery.leased_until > now):
+            return None
+        delivery.leased_until = now + LEASE
+        delivery.save(update_fields=["leased_until"])
+    return delivery
+
+
+def _release(delivery: EmailDelivery, *, is_done: bool) -> None:
+    """End this worker's lease. `is_done`: the recipient needs no further try."""
+    sent_at = timezone.now() if is_done else None
+    EmailDelivery.objects.filter(pk=delivery.pk).update(leased_until=None, sent_at=sent_at)
+
+
+def _complete(rows: QuerySet[Any], source: str, addresses: set[str]) -> bool:
+    """Set `mailed_at` if no recipient is left. Return whether this call did so."""
+    deliveries = EmailDelivery.objects.filter(source=source)
+    with transaction.atomic():
+        if deliveries.filter(address__in=addresses).exclude(sent_at=None).count() < len(addresses):
+            return False
+        if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
+            return False
+        deliveries.delete()
+    return True
+
+
+def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
+    """Send one email. Return False if the server may accept it later. Raises OSError and SMTPException.
+
+    A permanent failure is logged and counts as done, because no retry can succeed.
     """
     try:
         connection.send_messages([mail])
     except SMTPRecipientsRefused as error:
-        if not all(code >= PERMANENT_FAILURE for code, _message in error.recipients.values()):
-            raise
-        logger.warning("The mail server refused %d recipients of a mail.", len(error.recipients))
+        is_permanent = all(code >= PERMANENT_FAILURE for code, _message in error.recipients.values())
+        logger.warning("The mail server refused a recipient %s.", "for good" if is_permanent else "for now")
+        return is_permanent
+    except SMTPDataError as error:
+        logger.warning("The mail server refused a mail: %s", error)
+        return error.smtp_code >= PERMANENT_FAILURE
     except (SMTPNotSupportedError, ValueError):
         logger.warning("A mail cannot be sent because an address is malformed.", exc_info=True)
+    return True

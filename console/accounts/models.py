@@ -324,6 +324,28 @@ class ApiToken(models.Model):
         return None if self.scopes is None else frozenset(self.scopes)
 
 
+class EmailDelivery(models.Model):
+    """One recipient of an email that is being sent (`accounts.emails`). Deleted when all recipients have the email."""
+
+    source = models.CharField(max_length=100)
+    """The row that marks the email as due, such as `InvoiceMail:7`."""
+    address = models.EmailField()
+    leased_until = models.DateTimeField(null=True)
+    """Until then only the worker that set it may send to this recipient. None: nobody sends."""
+    sent_at = models.DateTimeField(null=True)
+    """When the recipient's email was sent, or was refused for good."""
+    seen_at = models.DateTimeField()
+    """When a worker last tried to complete the email."""
+
+    class Meta:
+        verbose_name = _("delivery of an email")
+        verbose_name_plural = _("deliveries of emails")
+        constraints = (models.UniqueConstraint(fields=["source", "address"], name="one_email_per_recipient"),)
+
+    def __str__(self) -> str:
+        return f"{self.source} → {self.address}"
+
+
 class AuditEvent(models.Model):
     """An entry of the audit log: who did what to which object, when, from where.
 

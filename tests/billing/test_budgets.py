@@ -120,7 +120,8 @@ class TestAlerts:
         set_budget(owner, 100, member)
         buy(account, 100, member=member)
         send_alerts()
-        assert set(mail.outbox[0].to) == {owner.user.email, paying.user.email, member.user.email}
+        recipients = {to for message in mail.outbox for to in message.to}
+        assert recipients == {owner.user.email, paying.user.email, member.user.email}
         assert "\n" not in mail.outbox[0].subject
 
 

@@ -146,7 +146,7 @@ ROUTES = {
     "datasets/<str:name>/files/<file:path>": {"GET": Ask(VIEW)},
     # imports are turned off by default
     "datasets/<str:name>/imports/": {"GET": Ask(VIEW), "POST": Ask(STORE, 400, body={"url": "https://example.com/f"})},
-    "datasets/<str:name>/shares/": {"GET": Ask(STORE), "POST": Ask(STORE, 201, body={"label": "Acme"})},
+    "datasets/<str:name>/shares/": {"GET": Ask(VIEW), "POST": Ask(STORE, 201, body={"label": "Acme"})},
     "datasets/<str:name>/shares/<int:pk>/": {"DELETE": Ask(STORE, 204)},
     "shared-datasets/": {"GET": listing(), "POST": Ask(STORE, 201, 201, {"code": "<code>"})},
     "shared-datasets/<str:name>/": {"DELETE": Ask(STORE, 204)},

@@ -26,8 +26,12 @@ async def call(url: str, method: str, options: dict[str, str]) -> list[object]:
     async def get_auth_state() -> dict[str, str]:
         return {"access_token": "t"}
 
+    async def refresh_user(_user: object) -> bool:
+        return False  # as if the console restarted meanwhile
+
     user = SimpleNamespace(name="1", get_auth_state=get_auth_state)
-    spawner = Spawner(user=user, authenticator=None, console_url=url, profiles=PROFILES, redirect_port=0)
+    authenticator = SimpleNamespace(refresh_user=refresh_user)
+    spawner = Spawner(user=user, authenticator=authenticator, console_url=url, profiles=PROFILES, redirect_port=0)
     spawner.notebook_id, spawner.user_options = 7, options
     return [await getattr(spawner, method)(), spawner.notebook_id]
 

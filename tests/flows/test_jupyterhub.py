@@ -272,6 +272,7 @@ def test_a_server_counts_as_open_while_its_console_cannot_be_reached(installed):
         answer({"state": "running"}): None,
         answer({"state": "failed"}): 1,
         answer({"code": "not_found", "message": "m"}, "404 Not Found"): 1,
+        answer({"code": "not_authenticated", "message": "m"}, "401 Unauthorized"): None,  # and no token was refreshed
         b"": None,  # the console closes the connection, as when it restarts
         answer("", "302 Found"): None,
         answer("no such host", "404 Not Found"): None,  # a proxy answers for the console

@@ -16,7 +16,7 @@ from billing import credit, invoices, payments, refunds, storage_charges
 from billing.models import Account, CreditGrant, Dispute, Invoice, Refund, TopUp
 from console.accounts import services
 from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Quota
-from console.accounts.roles import Role
+from console.accounts.roles import Capability, Role
 from console.core.errors import InvalidInput, NotAllowed, OrganizationClosing
 from jobs import closure
 from jobs.sweeps import progress
@@ -104,6 +104,10 @@ def test_closing_is_withdrawn_until_the_notice_is_over(provider, member):
     for act in (request, lambda membership: closure.withdraw(membership=membership)):
         with pytest.raises(NotAllowed):  # only owners may
             act(MembershipFactory(organization=member.organization, role=Role.BILLING))
+    limited = Membership.objects.get(pk=member.pk)
+    limited.scopes = frozenset({Capability.VIEW, Capability.MANAGE})
+    with pytest.raises(NotAllowed):  # a token with these scopes would take from owners what it may not do itself
+        request(limited)
     request(member)
     for act in (
         lambda: pay(provider, member),

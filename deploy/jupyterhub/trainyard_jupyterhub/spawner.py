@@ -25,6 +25,9 @@ MAX_AGE = timedelta(days=14)
 """How long ago an open notebook of a user may have been bought: it waits for capacity and then runs at most 7 days."""
 STOP_SECONDS = 120
 """How long to wait for a stopped notebook's end. It gets 30 seconds to save, and a busy node may need longer."""
+MAX_REFUSED_SECONDS = 3600
+"""How long the console may refuse the user's log-in before the hub forgets the notebook. The hub cannot tell a log-in
+that has ended from a token that was not refreshed because the console restarted, so this is longer than a restart."""
 PURCHASE_FIELDS = ("image", "node_spec", "max_seconds", "idle_seconds", "ceiling_minor")
 """The fields of a profile that are sent to the console's API when a notebook is bought."""
 
@@ -48,6 +51,7 @@ class TrainyardSpawner(Spawner):
     url = ""  # the notebook's address, for its user's browser
     ceiling = ""  # a sentence with the most that the notebook can cost
     _waiting = ""  # a sentence that says what the notebook waits for
+    _refused_since: float | None = None  # when the console began to refuse the user's log-in, by the monotonic clock
     _prefix = ""  # the key of this server in `REDIRECTS.targets`
 
     @default("console_url")
@@ -116,17 +120,24 @@ class TrainyardSpawner(Spawner):
         """Return None while the notebook is open, else its exit status.
 
         If the console refuses the user, for example after they left the organization, the hub forgets the notebook,
-        which later ends as idle. While the console cannot be reached, the notebook counts as open.
+        which later ends as idle. While the console cannot be reached, and in the first hour in which it refuses the
+        log-in, the notebook counts as open.
         """
         if self.notebook_id is None:
             return 0
         try:
             notebook = await self._api().call("GET", f"{self.notebook_id}/")
         except Refused as error:
-            if error.console_status in {401, 403, 404}:
+            if error.console_status == 401:
+                self._refused_since = self._refused_since or time.monotonic()
+                is_refused = time.monotonic() - self._refused_since > MAX_REFUSED_SECONDS
+            else:
+                is_refused = error.console_status in {403, 404}
+            if is_refused:
                 self.log.warning("The console refuses notebook %s: %s", self.notebook_id, error.jupyterhub_message)
                 return 1
             return None
+        self._refused_since = None
         if notebook["state"] not in ENDED:
             return None
         return 1 if notebook["state"] == "failed" else 0
@@ -157,7 +168,7 @@ class TrainyardSpawner(Spawner):
         """Forget the notebook."""
         super().clear_state()
         REDIRECTS.targets.pop(self._prefix, None)
-        self.notebook_id, self.url, self.ceiling = None, "", ""
+        self.notebook_id, self.url, self.ceiling, self._refused_since = None, "", "", None
 
     def _api(self) -> NotebooksClient:
         return NotebooksClient(

@@ -106,16 +106,31 @@ def test_a_new_token_may_do_no_more_and_lives_no_longer_than_the_token_or_role_t
         assert api(asking).post("/api/v1/tokens/", {"name": "x"} | body).status_code == 400, body
 
 
-def test_a_token_grants_no_role_that_may_do_more_than_the_token(api, owner, member):
+def test_a_token_neither_grants_nor_takes_a_role_that_may_do_more_than_the_token(api, owner, member):
+    viewer = MembershipFactory(organization=owner.organization, role=Role.VIEWER)
+    robots = [service_accounts.create(actor=owner, name=role, role=role) for role in (Role.MEMBER, Role.VIEWER)]
     made = api(owner).post("/api/v1/tokens/", {"name": "ci", "scopes": ["manage"]})
     client = client_with_created_token(api, made)
-    change_role = lambda role: client.patch(f"/api/v1/organization/members/{member.pk}/", {"role": role})
+    change_role = lambda role: client.patch(f"/api/v1/organization/members/{viewer.pk}/", {"role": role})
     invite = lambda role: client.post("/api/v1/organization/invitations/", {"email": "a@example.com", "role": role})
     for grant, status in ((change_role, 200), (invite, 201)):
         for role in ("owner", "member", "billing"):
             refused = grant(role)
             assert (refused.status_code, set(refused.data["fields"])) == (400, {"role"}), role
         assert grant("viewer").status_code == status
+    invited = [
+        api(owner).post("/api/v1/organization/invitations/", {"email": f"{role}@example.com", "role": role}).data["id"]
+        for role in ("member", "viewer")
+    ]
+    for path, (more, same), method, body in (
+        ("organization/members", (member.pk, viewer.pk), "patch", {"role": "viewer"}),
+        ("organization/members", (owner.pk, viewer.pk), "delete", {}),
+        ("organization/invitations", invited, "delete", {}),
+        ("service-accounts", [robot.pk for robot in robots], "patch", {"is_disabled": True}),
+        ("service-accounts", [robot.pk for robot in robots], "delete", {}),
+    ):
+        statuses = [getattr(client, method)(f"/api/v1/{path}/{pk}/", body).status_code for pk in (more, same)]
+        assert statuses == [403, 200 if method == "patch" else 204], (path, method)
 
 
 def test_a_token_revokes_itself_and_tokens_that_may_do_no_more(api, owner):
