@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import environ
 from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.utils.translation import gettext_lazy as _
 from whitenoise.compress import Compressor
 
 from console import admin_theme, clusters, notebook_url, sign_in
+from console.environment import Environment
 from console.observability import addresses, logs
 from console.supervision.embedded import Embedded
 
@@ -25,7 +25,7 @@ from console.supervision.embedded import Embedded
 gc.set_threshold(20_000)
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-env = environ.Env()
+env = Environment()
 
 
 def _read_or_create_secret_key(folder: Path) -> str:
@@ -51,22 +51,22 @@ def _read_or_create_secret_key(folder: Path) -> str:
 # --- Paths and addresses ---------------------------------------------------------------------------------------------
 VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
-TRAINYARD_URL: str = env.str("TRAINYARD_URL", "http://127.0.0.1:8000").rstrip("/")
+TRAINYARD_URL: str = env.web_address("TRAINYARD_URL", "http://127.0.0.1:8000")
 NOTEBOOK_URL: str = notebook_url.parse(env.str("NOTEBOOK_URL", None), console_url=TRAINYARD_URL)
 """Each notebook is served at a subdomain of this URL's host; empty: there are no notebooks."""
-WEB_BIND: str = env.str("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
+WEB_BIND: str = env.bind_address("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))
 TRAINYARD_RUNS_ROOT: Path = Path(env.str("TRAINYARD_RUNS_ROOT", str(VAR_DIR / "runs")))
 TRAINYARD_IMAGES_ROOT: Path = Path(env.str("TRAINYARD_IMAGES_ROOT", str(VAR_DIR / "images")))
 TRAINYARD_PACKAGES_ROOT: Path = Path(env.str("TRAINYARD_PACKAGES_ROOT", str(VAR_DIR / "packages")))
-TRAINYARD_IMAGE_FLAVOUR: str = env.str("TRAINYARD_IMAGE_FLAVOUR", "auto")
+TRAINYARD_IMAGE_FLAVOUR: str = env.choice("TRAINYARD_IMAGE_FLAVOUR", "auto", ("auto", "cpu", "cuda"))
 """auto, cpu or cuda: which builds of PyTorch and TensorFlow the built-in images get."""
 
 # --- Django ----------------------------------------------------------------------------------------------------------
 SECRET_KEY: str = env.str("SECRET_KEY", "") or _read_or_create_secret_key(VAR_DIR)
-SECRET_KEY_FALLBACKS: list[str] = env.list("SECRET_KEY_FALLBACKS", default=[])
-DEBUG: bool = env.bool("DEBUG", False)
-ALLOWED_HOSTS: list[str] = env.list("ALLOWED_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
+SECRET_KEY_FALLBACKS: list[str] = env.names("SECRET_KEY_FALLBACKS")
+DEBUG: bool = env.switch("DEBUG", False)
+ALLOWED_HOSTS: list[str] = env.names("ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
 _host = urlsplit(TRAINYARD_URL).hostname
 if _host and _host not in ALLOWED_HOSTS:
     ALLOWED_HOSTS.append(_host)
@@ -80,7 +80,7 @@ if HTTPS:
 SECURE_HSTS_SECONDS = 365 * 24 * 3600 if HTTPS else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
-TRUSTED_PROXIES = addresses.parse_networks(env.list("TRUSTED_PROXIES", default=[]))
+TRUSTED_PROXIES = addresses.parse_networks(env.names("TRUSTED_PROXIES"))
 # Kubernetes and Prometheus reach these paths inside the cluster, without TLS.
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
 SESSION_COOKIE_AGE = 14 * 24 * 3600  # Django's default, which IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN uses too
@@ -159,15 +159,15 @@ TEMPLATES: list[dict[str, Any]] = [
 ]
 
 # --- Data ------------------------------------------------------------------------------------------------------------
-DATABASES = {"default": env.db_url_config(env.str("DATABASE_URL", EMBEDDED.database_url))}
+DATABASES = {"default": env.database("DATABASE_URL", EMBEDDED.database_url)}
 # Requests run on a fixed number of threads, so persistent connections serve as a pool. A connection that a restart of
 # PostgreSQL broke is replaced. After ten minutes each is replaced, because its memory in PostgreSQL only grows.
 DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
-if env.bool("DATABASE_PREPARED_STATEMENTS", True):
+if env.switch("DATABASE_PREPARED_STATEMENTS", True):
     # PostgreSQL then plans a statement once per connection, from the fifth execution on (psycopg's default), and not at
     # each execution. This halves its load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
-REDIS_URL: str = env.str("REDIS_URL", EMBEDDED.redis_url)
+REDIS_URL: str = env.redis_address("REDIS_URL", EMBEDDED.redis_url)
 # Whether `EMBEDDED` starts PostgreSQL and Redis: where the operator names no other servers.
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
@@ -260,7 +260,9 @@ ACCOUNT_FORMS = {"signup": "console.accounts.signup.AccountForm"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 # With email, addresses are verified before the first log-in, so sign-up does not reveal who has an account.
-ACCOUNT_EMAIL_VERIFICATION = env.str("EMAIL_VERIFICATION", "mandatory" if env.str("EMAIL_URL", "") else "optional")
+ACCOUNT_EMAIL_VERIFICATION = env.choice(
+    "EMAIL_VERIFICATION", "mandatory" if env.str("EMAIL_URL", "") else "optional", ("mandatory", "optional", "none")
+)
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
@@ -276,12 +278,12 @@ MFA_FORMS = {
 }
 # Without email nobody can verify an address, but everyone must be able to use second factors.
 MFA_ALLOW_UNVERIFIED_EMAIL = ACCOUNT_EMAIL_VERIFICATION != "mandatory"
-STAFF_SECOND_FACTOR: bool = env.bool("STAFF_SECOND_FACTOR", False)
-SIGNUP = sign_in.parse_signup(env.str("SIGNUP", "open"))
-SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.list("SIGNUP_EMAIL_DOMAINS", default=[])]
+STAFF_SECOND_FACTOR: bool = env.switch("STAFF_SECOND_FACTOR", False)
+SIGNUP = env.choice("SIGNUP", "open", sign_in.SIGNUP_RULES)
+SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.hosts("SIGNUP_EMAIL_DOMAINS")]
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 """The dotted path of a class or function that returns the form field of a captcha; empty: no captcha."""
-API_REQUESTS_PER_MINUTE: int = env.int("API_REQUESTS_PER_MINUTE", 6000)
+API_REQUESTS_PER_MINUTE: int = env.whole_number("API_REQUESTS_PER_MINUTE", 6000, minimum=0)
 # Single sign-on. A provider may report the e-mail address of an existing account. This alone does not open the account:
 # its owner must first connect the two (SOCIALACCOUNT_EMAIL_AUTHENTICATION).
 OIDC_PROVIDERS = sign_in.parse_oidc_providers(env.str("OIDC_PROVIDERS", ""))
@@ -354,50 +356,50 @@ SPECTACULAR_SETTINGS = {
 # --- Money -----------------------------------------------------------------------------------------------------------
 CURRENCY: str = env.str("CURRENCY", "USD")
 STRIPE_SECRET_KEY: str = env.str("STRIPE_SECRET_KEY", "")
-STRIPE_WEBHOOK_SECRETS: list[str] = env.list("STRIPE_WEBHOOK_SECRETS", default=[])
-SANDBOX_PORT: int = env.int("SANDBOX_PORT", (urlsplit(TRAINYARD_URL).port or 8000) + 1)
+STRIPE_WEBHOOK_SECRETS: list[str] = env.names("STRIPE_WEBHOOK_SECRETS")
+SANDBOX_PORT: int = env.whole_number("SANDBOX_PORT", (urlsplit(TRAINYARD_URL).port or 8000) + 1)
 SANDBOX_URL: str = f"http://127.0.0.1:{SANDBOX_PORT}"
 PAYMENTS_SANDBOX: bool = not STRIPE_SECRET_KEY
-QUOTE_TTL_SECONDS: int = env.int("QUOTE_TTL_SECONDS", 1800)
-TOP_UP_MINIMUM_MINOR: int = env.int("TOP_UP_MINIMUM_MINOR", 500)
-TOP_UP_MAXIMUM_MINOR: int = env.int("TOP_UP_MAXIMUM_MINOR", 1_000_000)
-CLOSURE_NOTICE_DAYS: int = env.int("CLOSURE_NOTICE_DAYS", 14)
+QUOTE_TTL_SECONDS: int = env.whole_number("QUOTE_TTL_SECONDS", 1800)
+TOP_UP_MINIMUM_MINOR: int = env.whole_number("TOP_UP_MINIMUM_MINOR", 500)
+TOP_UP_MAXIMUM_MINOR: int = env.whole_number("TOP_UP_MAXIMUM_MINOR", 1_000_000)
+CLOSURE_NOTICE_DAYS: int = env.whole_number("CLOSURE_NOTICE_DAYS", 14, minimum=0)
 """How many days after an owner's request an organization is closed."""
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
 TRAINYARD_CLUSTERS = clusters.parse(env.str("TRAINYARD_CLUSTERS", ""), backend=env.str("RUNTIME_BACKEND", "local"))
-REGISTRY_CHECKS: bool = env.bool("REGISTRY_CHECKS", True)
+REGISTRY_CHECKS: bool = env.switch("REGISTRY_CHECKS", True)
 """Whether customers' registries are asked if they have an image, when it is saved or quoted."""
-WEBHOOK_PRIVATE_ADDRESSES: bool = env.bool("WEBHOOK_PRIVATE_ADDRESSES", False)
-REGISTRY_PRIVATE_ADDRESSES: bool = env.bool("REGISTRY_PRIVATE_ADDRESSES", False)
-LOCAL_CPUS: float | None = env.float("LOCAL_CPUS", None)
-LOCAL_MEMORY_MIB: int | None = env.int("LOCAL_MEMORY_MIB", None)
-LOCAL_DISK_MIB: int = env.int("LOCAL_DISK_MIB", 51200)
-LOCAL_WARM_SECONDS: float = env.float("LOCAL_WARM_SECONDS", 1800)
-PACKAGE_INDEXES: list[str] = env.list("PACKAGE_INDEXES", default=[])
-PACKAGE_FILE_HOSTS: list[str] = env.list("PACKAGE_FILE_HOSTS", default=[])
-PACKAGES_MAX_MIB: int = env.int("PACKAGES_MAX_MIB", 20480)
-TRAINYARD_RUN_NETWORK: str = env.str("TRAINYARD_RUN_NETWORK", "private")
-TOOLS_PER_ORGANIZATION: int = env.int("TOOLS_PER_ORGANIZATION", 4)
-TOOLS_TOTAL: int = env.int("TOOLS_TOTAL", 16)
-TOOLS_IDLE_SECONDS: int = env.int("TOOLS_IDLE_SECONDS", 1800)
-TOOLS_MEMORY_MIB: int = env.int("TOOLS_MEMORY_MIB", 2048)
-MAX_KEEP_DAYS: int = env.int("MAX_KEEP_DAYS", 365)
+WEBHOOK_PRIVATE_ADDRESSES: bool = env.switch("WEBHOOK_PRIVATE_ADDRESSES", False)
+REGISTRY_PRIVATE_ADDRESSES: bool = env.switch("REGISTRY_PRIVATE_ADDRESSES", False)
+LOCAL_CPUS: float | None = env.number("LOCAL_CPUS", 0) or None
+LOCAL_MEMORY_MIB: int | None = env.whole_number("LOCAL_MEMORY_MIB", 0) or None
+LOCAL_DISK_MIB: int = env.whole_number("LOCAL_DISK_MIB", 51200)
+LOCAL_WARM_SECONDS: float = env.number("LOCAL_WARM_SECONDS", 1800, can_be_zero=True)
+PACKAGE_INDEXES: list[str] = env.names("PACKAGE_INDEXES")
+PACKAGE_FILE_HOSTS: list[str] = env.hosts("PACKAGE_FILE_HOSTS")
+PACKAGES_MAX_MIB: int = env.whole_number("PACKAGES_MAX_MIB", 20480)
+TRAINYARD_RUN_NETWORK: str = env.choice("TRAINYARD_RUN_NETWORK", "private", ("private", "host"))
+TOOLS_PER_ORGANIZATION: int = env.whole_number("TOOLS_PER_ORGANIZATION", 4, minimum=0)
+TOOLS_TOTAL: int = env.whole_number("TOOLS_TOTAL", 16, minimum=0)
+TOOLS_IDLE_SECONDS: int = env.whole_number("TOOLS_IDLE_SECONDS", 1800)
+TOOLS_MEMORY_MIB: int = env.whole_number("TOOLS_MEMORY_MIB", 2048)
+MAX_KEEP_DAYS: int = env.whole_number("MAX_KEEP_DAYS", 365, minimum=0)
 """How many days ahead a customer may move the deletion of a job's files."""
-DATASET_IMPORT_HOSTS: list[str] = env.list("DATASET_IMPORT_HOSTS", default=[])
-S3_IMPORT_ENDPOINTS: list[str] = env.list("S3_IMPORT_ENDPOINTS", default=[])
-S3_IMPORT_PRIVATE_ADDRESSES: bool = env.bool("S3_IMPORT_PRIVATE_ADDRESSES", False)
+DATASET_IMPORT_HOSTS: list[str] = env.hosts("DATASET_IMPORT_HOSTS")
+S3_IMPORT_ENDPOINTS: list[str] = env.web_addresses("S3_IMPORT_ENDPOINTS")
+S3_IMPORT_PRIVATE_ADDRESSES: bool = env.switch("S3_IMPORT_PRIVATE_ADDRESSES", False)
 UPLOAD_BUCKET: str = env.str("UPLOAD_BUCKET", "")
-UPLOAD_BUCKET_ENDPOINT: str = env.str("UPLOAD_BUCKET_ENDPOINT", "").rstrip("/")
+UPLOAD_BUCKET_ENDPOINT: str = env.web_address("UPLOAD_BUCKET_ENDPOINT") if UPLOAD_BUCKET else ""
 UPLOAD_BUCKET_REGION: str = env.str("UPLOAD_BUCKET_REGION", "us-east-1")
 UPLOAD_BUCKET_ACCESS_KEY_ID: str = env.str("UPLOAD_BUCKET_ACCESS_KEY_ID", "")
 UPLOAD_BUCKET_SECRET_ACCESS_KEY: str = env.str("UPLOAD_BUCKET_SECRET_ACCESS_KEY", "")
-MAX_UPLOAD_BYTES: int = env.int("MAX_UPLOAD_BYTES", 20 * 1024**3)
-TRAINYARD_GIT_HOSTS: list[str] = env.list(
-    "TRAINYARD_GIT_HOSTS", default=["github.com", "gitlab.com", "bitbucket.org", "codeberg.org"]
+MAX_UPLOAD_BYTES: int = env.whole_number("MAX_UPLOAD_BYTES", 20 * 1024**3)
+TRAINYARD_GIT_HOSTS: list[str] = env.hosts(
+    "TRAINYARD_GIT_HOSTS", ["github.com", "gitlab.com", "bitbucket.org", "codeberg.org"]
 )
-MAX_ARCHIVE_FILES: int = env.int("MAX_ARCHIVE_FILES", 2_000_000)
-MAX_FILE_BYTES: int = env.int("MAX_FILE_BYTES", 1024**3)
+MAX_ARCHIVE_FILES: int = env.whole_number("MAX_ARCHIVE_FILES", 2_000_000)
+MAX_FILE_BYTES: int = env.whole_number("MAX_FILE_BYTES", 1024**3)
 """The largest single file of a workspace; archives of datasets are limited by MAX_UPLOAD_BYTES."""
 # The largest body of every request but uploads, which `console.serving.application` reads before Django. The editor's
 # files are the largest: 1 MiB of text, as JSON with escapes.
@@ -407,11 +409,11 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]
-TIME_ZONE = env.str("TIME_ZONE", "UTC")
+TIME_ZONE = env.time_zone("TIME_ZONE", "UTC")
 USE_TZ = True
 FORMAT_MODULE_PATH = "console.formats"
 EMAIL_TIMEOUT = 30  # in seconds, for each step: a mail server that hangs must not keep a worker
-EMAIL_CONFIG = env.email_url("EMAIL_URL", default="consolemail://")
+EMAIL_CONFIG = env.mail_server("EMAIL_URL")
 vars().update(EMAIL_CONFIG)  # sets EMAIL_BACKEND, EMAIL_HOST and the like
 DEFAULT_FROM_EMAIL = env.str("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>")
 STATIC_URL = "/static/"
@@ -449,12 +451,12 @@ ADMIN_POLICY_UPDATE = {"script-src": [UNSAFE_EVAL], "style-src": [UNSAFE_INLINE]
 UNFOLD = admin_theme.UNFOLD
 
 # --- Serving ---------------------------------------------------------------------------------------------------------
-WEB_PROCESSES: int = env.int("WEB_PROCESSES", 2)
-WEB_THREADS: int = env.int("WEB_THREADS", 8)
-UPLOAD_THREADS: int = env.int("UPLOAD_THREADS", 8)
-MAX_CONNECTIONS: int = env.int("MAX_CONNECTIONS", 4000)
-MAX_CONNECTIONS_PER_ADDRESS: int = env.int("MAX_CONNECTIONS_PER_ADDRESS", 256)
-MAX_STREAMS_PER_ORGANIZATION: int = env.int("MAX_STREAMS_PER_ORGANIZATION", 100)
+WEB_PROCESSES: int = env.whole_number("WEB_PROCESSES", 2)
+WEB_THREADS: int = env.whole_number("WEB_THREADS", 8)
+UPLOAD_THREADS: int = env.whole_number("UPLOAD_THREADS", 8)
+MAX_CONNECTIONS: int = env.whole_number("MAX_CONNECTIONS", 4000)
+MAX_CONNECTIONS_PER_ADDRESS: int = env.whole_number("MAX_CONNECTIONS_PER_ADDRESS", 256)
+MAX_STREAMS_PER_ORGANIZATION: int = env.whole_number("MAX_STREAMS_PER_ORGANIZATION", 100)
 # A request's headers must arrive within HEADER_SECONDS. In each period of BODY_SECONDS, its body must arrive at
 # BODY_BYTES_PER_SECOND or faster; every mobile network does. `console.serving.protocol` enforces this.
 HEADER_SECONDS = 10.0
@@ -462,6 +464,8 @@ BODY_SECONDS = 10.0
 BODY_BYTES_PER_SECOND = 500
 
 # --- Operations ------------------------------------------------------------------------------------------------------
-LOGGING = logs.configuration(log_format=env.str("LOG_FORMAT", "text"), level=env.str("LOG_LEVEL", "INFO"))
+LOGGING = logs.configuration(
+    log_format=env.choice("LOG_FORMAT", "text", logs.FORMATS), level=env.choice("LOG_LEVEL", "INFO", logs.LEVELS)
+)
 METRICS_TOKEN: str = env.str("METRICS_TOKEN", "")
 OTEL_EXPORTER_OTLP_ENDPOINT: str = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", "")

@@ -51,13 +51,6 @@ SIGNUP_RULES = ("open", "approval", "closed")
 """Who may sign up: everybody, everybody whose account an administrator approves, or nobody."""
 
 
-def parse_signup(text: str) -> str:
-    """Return the rule for who may sign up, one of SIGNUP_RULES. Raises ImproperlyConfigured."""
-    if text not in SIGNUP_RULES:
-        raise ImproperlyConfigured(f"SIGNUP is '{text}'. It must be one of: {', '.join(SIGNUP_RULES)}.")
-    return text
-
-
 def parse_oidc_providers(text: str) -> list[dict[str, Any]]:
     """Return the OpenID Connect providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured."""
     return [

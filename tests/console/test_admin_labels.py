@@ -1,8 +1,11 @@
 """Administrators who read Chinese find no English label in `/admin/`."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import unfold
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets, get_fields_from_path, label_for_field
@@ -93,3 +96,16 @@ def test_every_label_of_the_admin_is_chinese_for_those_who_read_chinese(administ
         shown |= {f"theme: {sentence}": gettext(sentence) for sentence in admin_theme.SENTENCES}
     assert {place: label for place, label in shown.items() if label.isascii() and label not in KEPT_IN_ENGLISH} == {}
     assert set(KEPT_IN_ENGLISH) <= set(shown.values()), "KEPT_IN_ENGLISH lists a label that is not shown"
+
+
+def test_every_text_of_the_admins_theme_is_chinese_for_those_who_read_chinese():
+    folder = Path(unfold.__file__).parent / "templates"
+    templates = [path for path in folder.rglob("*.html") if path.name != "empty_results.html"]  # replaced by our own
+    texts = {
+        text
+        for path in templates
+        for _quote, text in re.findall(r"{% *trans(?:late)? ([\"'])(.+?)\1[^%]*%}", path.read_text(encoding="utf-8"))
+    }
+    assert len(texts) > 50
+    with override("zh-hans"):
+        assert [text for text in sorted(texts) if gettext(text) == text] == []

@@ -51,6 +51,7 @@ def test_an_operator_reads_the_log_and_the_audit_log_says_so(admin, customer):
     customer.backend.runs[attempt.run_name].output = {1: b"<b>rank one</b>\n"}
     shown = admin.get(reverse("admin:jobs_job_log", args=[attempt.job_id]), {"rank": 1}).content.decode()
     assert "&lt;b&gt;rank one&lt;/b&gt;" in shown
+    assert f'<a href="{reverse("admin:index")}"' in shown  # the way back, under the console's name
     event = AuditEvent.objects.get(action="job.log_read_by_operator")
     assert (event.target, event.data["rank"]) == (f"job:{attempt.job_id}", 1)
     invalid = {"rank": "9", "offset": "x"}  # shows the last rank, from the start

@@ -4,11 +4,9 @@ import itertools
 
 import pytest
 from django import forms
-from django.core.exceptions import ImproperlyConfigured
 from django.test import Client
 from django.urls import reverse
 
-from console import sign_in
 from console.accounts import invitations
 from console.accounts.models import User
 from tests.console.accounts.conftest import forwarded_for
@@ -102,8 +100,3 @@ def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings):
     assert (refused.status_code, refused.data["code"]) == (429, "throttled")
     assert 1 <= int(refused["Retry-After"]) <= 61  # until the next minute, and a second more
     assert other.get("/api/v1/whoami/").status_code == 200
-
-
-def test_an_unknown_rule_stops_the_start():
-    with pytest.raises(ImproperlyConfigured, match="open, approval, closed"):
-        sign_in.parse_signup("close")

@@ -102,11 +102,6 @@ def test_no_secret_is_written_in_a_message_or_a_traceback():
     assert logs.redact(text) == text
 
 
-def test_an_unknown_format_is_refused():
-    with pytest.raises(ValueError, match=r"LOG_FORMAT is 'xml'. It can be: text, json"):
-        logs.configuration(log_format="xml", level="INFO")
-
-
 @pytest.mark.django_db
 def test_a_request_has_one_id_in_its_lines_and_its_response(client, written):
     answer = client.get("/nothing-here", headers={"X-Request-Id": "proxy-4711-abc"})

@@ -1,0 +1,175 @@
+"""Read settings from environment variables.
+
+An invalid value stops the process at start with a sentence that names the variable. Addresses may hold a password, so
+the sentences about them do not quote the value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
+
+import environ
+from django.core.exceptions import ImproperlyConfigured
+
+FALSE_STRINGS = ("false", "off", "n", "no", "0", "")
+"""The values that turn a switch off. django-environ itself takes every value that it does not know for off."""
+POSTGRESQL_SCHEMES = ("postgres://", "postgresql://")
+REDIS_SCHEMES = ("redis", "rediss", "unix")
+"""The schemes of database addresses, and those of redis-py."""
+HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
+"""A host name or address, perhaps with a port. `*.` before it stands for all names below it."""
+
+
+class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishes no types
+    """Environment variables whose values are checked. Every method raises ImproperlyConfigured for an invalid value."""
+
+    def whole_number(self, name: str, default: int, *, minimum: int = 1) -> int:
+        """Return a whole number of at least `minimum`."""
+        if name not in self.ENVIRON:
+            return default
+        text: str = self.str(name)
+        try:
+            value = int(text)
+        except ValueError:
+            raise ImproperlyConfigured(f"{name} is '{text}'. It must be a whole number.") from None
+        if value < minimum:
+            raise ImproperlyConfigured(f"{name} is {value}. It must be at least {minimum}.")
+        return value
+
+    def number(self, name: str, default: float, *, can_be_zero: bool = False) -> float:
+        """Return a finite number above 0, or 0 if it `can_be_zero`."""
+        if name not in self.ENVIRON:
+            return default
+        text: str = self.str(name)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (value == 0 and not can_be_zero):
+            raise ImproperlyConfigured(
+                f"{name} is '{text}'. It must be a number {'from' if can_be_zero else 'above'} 0."
+            )
+        return value
+
+    def switch(self, name: str, default: bool) -> bool:
+        """Return whether a switch is on."""
+        if name not in self.ENVIRON:
+            return default
+        text: str = self.str(name)
+        value = text.strip().lower()
+        if value not in (*self.BOOLEAN_TRUE_STRINGS, *FALSE_STRINGS):
+            raise ImproperlyConfigured(f"{name} is '{text}'. It must be 1 or 0.")
+        return value in self.BOOLEAN_TRUE_STRINGS
+
+    def choice(self, name: str, default: str, choices: Collection[str]) -> str:
+        """Return one of `choices`."""
+        text: str = self.str(name, default)
+        if text not in choices:
+            raise ImproperlyConfigured(f"{name} is '{text}'. It must be one of: {', '.join(choices)}.")
+        return text
+
+    def names(self, name: str, default: Sequence[str] = ()) -> list[str]:
+        """Return the parts of a comma-separated list, without the spaces around them."""
+        return [part.strip() for part in self.list(name, default=list(default)) if part.strip()]
+
+    def hosts(self, name: str, default: Sequence[str] = ()) -> list[str]:
+        """Return a comma-separated list of hosts, each perhaps with a port."""
+        entries = self.names(name, default)
+        for entry in entries:
+            if HOST.fullmatch(entry) is None:
+                raise ImproperlyConfigured(f"{name} names '{entry}'. Name hosts only, such as data.example.com.")
+        return entries
+
+    def web_address(self, name: str, default: str = "") -> str:
+        """Return the http:// or https:// address of a host, without a path. Without a default it must be set."""
+        text: str = self.str(name, default).rstrip("/")
+        if not _is_http(text) or urlsplit(text).netloc != text.partition("://")[2]:
+            raise ImproperlyConfigured(
+                f"{name} is '{text}'. It must be http:// or https:// and a host, such as https://trainyard.example.com."
+            )
+        return text
+
+    def web_addresses(self, name: str) -> list[str]:
+        """Return a comma-separated list of http:// and https:// addresses, which may have paths and queries."""
+        entries = self.names(name)
+        for entry in entries:
+            if not _is_http(entry):
+                raise ImproperlyConfigured(f"{name} has '{entry}', which does not begin with http:// or https://.")
+        return entries
+
+    def bind_address(self, name: str, default: str) -> str:
+        """Return the address and port of a server, `host:port`."""
+        text: str = self.str(name, default)
+        host, _, port = text.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ImproperlyConfigured(f"{name} is '{text}'. It must be an address and a port, such as {default}.")
+        return text
+
+    def time_zone(self, name: str, default: str) -> str:
+        """Return the name of a time zone of the IANA database."""
+        text: str = self.str(name, default)
+        try:
+            ZoneInfo(text)
+        except (ValueError, OSError, LookupError):  # not a name, a folder, or unknown
+            raise ImproperlyConfigured(
+                f"{name} is '{text}'. It must be an IANA time zone, such as Asia/Shanghai."
+            ) from None
+        return text
+
+    def database(self, name: str, default: str) -> dict[str, Any]:
+        """Return Django's settings of a PostgreSQL database."""
+        text: str = self.str(name, default)
+        try:
+            config: dict[str, Any] = self.db_url_config(text) if text.startswith(POSTGRESQL_SCHEMES) else {}
+        except ValueError:  # the port is no number
+            config = {}
+        if not config:
+            raise ImproperlyConfigured(
+                f"{name} is no address of PostgreSQL, such as postgres://user:password@host/name. "
+                "Percent-encode special characters in the password."
+            )
+        return config
+
+    def redis_address(self, name: str, default: str) -> str:
+        """Return the address of a Redis server."""
+        text: str = self.str(name, default)
+        try:
+            parts = urlsplit(text)
+            is_valid = parts.scheme in REDIS_SCHEMES and parts.port != 0
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            raise ImproperlyConfigured(
+                f"{name} is no address of Redis, such as redis://host:6379/0. "
+                "Percent-encode special characters in the password."
+            )
+        return text
+
+    def mail_server(self, name: str) -> Mapping[str, Any]:
+        """Return Django's settings of the server that sends emails. Without one, emails are logged."""
+        try:
+            config: dict[str, Any] = self.email_url(name, default="consolemail://")
+        except (ValueError, ImproperlyConfigured):
+            config = {}
+        if not config or (config["EMAIL_BACKEND"].endswith(".smtp.EmailBackend") and not config["EMAIL_HOST"]):
+            raise ImproperlyConfigured(
+                f"{name} is no address of a mail server, such as smtp+tls://user:password@host:587. "
+                "Percent-encode special characters in the password."
+            )
+        return config
+
+
+def _is_http(text: str) -> bool:
+    """Return whether a text is an http:// or https:// address with a host, a valid port or none, and no credentials."""
+    try:
+        parts = urlsplit(text)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        )
+    except ValueError:  # the port is no number, or the host no IPv6 address
+        return False

@@ -1,0 +1,67 @@
+"""Settings read from the environment: an invalid value stops the start with a sentence that names the setting."""
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from console.environment import Environment
+
+
+def environment(**variables):
+    """Return an environment that has only these variables."""
+    env = Environment()
+    env.ENVIRON = variables
+    return env
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "arguments", "sentence"),
+    [
+        ("whole_number", "two", (2,), "X is 'two'. It must be a whole number"),
+        ("whole_number", "20GiB", (2,), "X is '20GiB'. It must be a whole number"),
+        ("whole_number", "", (2,), "X is ''. It must be a whole number"),
+        ("whole_number", "0", (2,), "X is 0. It must be at least 1"),
+        ("number", "many", (2,), "X is 'many'. It must be a number above 0"),
+        ("number", "nan", (2,), "X is 'nan'. It must be a number above 0"),
+        ("number", "0", (2,), "X is '0'. It must be a number above 0"),
+        ("switch", "enabled", (False,), "X is 'enabled'. It must be 1 or 0"),
+        ("choice", "privat", ("private", ("private", "host")), "X is 'privat'. It must be one of: private, host"),
+        ("hosts", "a.example.com, https://b.example.com", (), "X names 'https://b.example.com'. Name hosts only"),
+        ("hosts", "@example.com", (), "X names '@example.com'"),
+        ("web_address", "trainyard.example.com", (), "X is 'trainyard.example.com'. It must be http:// or https://"),
+        ("web_address", "http://host:port", (), "X is 'http://host:port'"),
+        ("web_address", "https://example.com/console", (), "X is 'https://example.com/console'"),
+        ("web_address", "", (), "X is ''"),
+        ("web_addresses", "minio:9000", (), "X has 'minio:9000', which does not begin with http:// or https://"),
+        ("bind_address", "0.0.0.0", ("127.0.0.1:8000",), r"X is '0.0.0.0'. It must be .* such as 127.0.0.1:8000"),
+        ("time_zone", "Mars/Base", ("UTC",), "X is 'Mars/Base'. It must be an IANA time zone"),
+        ("time_zone", "../etc", ("UTC",), "X is '../etc'"),
+        ("database", "mysql://u:secret@host/name", ("",), "X is no address of PostgreSQL"),
+        ("database", "", ("",), "X is no address of PostgreSQL"),
+        ("redis_address", "localhost:6379", ("",), "X is no address of Redis"),
+        ("mail_server", "mail.example.com", (), "X is no address of a mail server"),
+        ("mail_server", "smtp://user:se/cret@host:587", (), "X is no address of a mail server"),
+    ],
+)
+def test_an_invalid_value_is_named_with_its_setting_and_without_its_password(method, value, arguments, sentence):
+    with pytest.raises(ImproperlyConfigured, match=sentence) as error:
+        getattr(environment(X=value), method)("X", *arguments)
+    assert "secret" not in str(error.value).replace("/", "")
+
+
+def test_valid_values_are_read():
+    env = environment(
+        ON="yes", OFF="Off", LIST=" a.example.com:8443, *.b.example.com ,", URL="https://example.com:8443/",
+        BIND="[::1]:8000", MAIL="smtp+tls://user:a%2Fb@mail.example.com:587", ZERO="0", ZONE="Asia/Shanghai",
+        DATABASE="postgres://user:a%2Fb@db/name", REDIS="rediss://:pass@cache:6380/0",
+    )  # fmt: skip
+    assert (env.switch("ON", False), env.switch("OFF", True), env.switch("MISSING", True)) == (True, False, True)
+    assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com"]
+    assert env.web_address("URL") == "https://example.com:8443"
+    assert env.bind_address("BIND", "") == "[::1]:8000"
+    assert env.mail_server("MAIL")["EMAIL_HOST_PASSWORD"] == "a/b"
+    assert env.mail_server("MAIL")["EMAIL_USE_TLS"]
+    assert env.mail_server("MISSING")["EMAIL_BACKEND"].endswith("console.EmailBackend")
+    assert (env.whole_number("ZERO", 1, minimum=0), env.number("ZERO", 1, can_be_zero=True)) == (0, 0)
+    assert env.time_zone("ZONE", "UTC") == "Asia/Shanghai"
+    assert env.database("DATABASE", "")["PASSWORD"] == "a/b"
+    assert env.redis_address("REDIS", "") == "rediss://:pass@cache:6380/0"
