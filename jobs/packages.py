@@ -203,8 +203,14 @@ def advance() -> set[str]:
                 waiting.append(layer)
         # An organization has one installation at a time on each cluster, and one on this machine (the cluster "").
         busy = {(layer.cluster, layer.organization_id) for layer in waiting if _is_working(layer)}
+        awaited = set(Job.objects.filter(awaits_packages=True).values_list("packages", flat=True))
         for layer in waiting:
             slot = (layer.cluster, layer.organization_id)
+            if layer.pk not in awaited:
+                # Its jobs were cancelled. Otherwise customers could have packages built for jobs that they never run.
+                if slot not in busy:
+                    _remove([layer.pk])
+                continue
             installations_here = sum(cluster_name == "" for cluster_name, _pk in busy)
             is_full = not layer.cluster and installations_here >= MAX_INSTALLATIONS
             if slot not in busy and not is_full and _make_room(layer):

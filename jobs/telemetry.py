@@ -36,8 +36,9 @@ from storage.paths import open_folder
 
 logger = logging.getLogger(__name__)
 
-MAX_READ_BYTES = 1024 * 1024
-"""Bytes of each source that one read takes, so that one run delays others little. The next read continues there."""
+MAX_READ_BYTES = 256 * 1024
+"""Bytes of each source that one read takes, so that one run delays others little. The next read continues there. They
+can have 12,000 points, which take half a second of CPU time."""
 MAX_POINTS = 50_000
 """Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
 point is stored. So curves keep their full length. Pages show only a thousand points per curve."""
@@ -56,8 +57,8 @@ spread over this time. If the last read was more recent, they are spread over th
 in a second file (`runtime.launcher.log_times`). Curves and estimates do not need them, so it is not read."""
 MAX_LINE_LENGTH = 2000
 """Characters of an output line that are searched for metrics; lines with metrics are short."""
-MAX_FINAL_READS = 80
-"""Maximum reads of an ended run's output. 64 reads of 1 MiB cover the largest log; the others are to spare."""
+MAX_FINAL_READS = 320
+"""Maximum reads of an ended run's output. 256 reads cover the largest log, of 64 MiB; the others are to spare."""
 FINAL_READ_SECONDS = 5.0
 """How long the end of a run waits for the reading of its output, since the ends of other runs wait, too. A run may have
 written millions of points in its last second, which take minutes to read. `read_rest` reads the others later."""
