@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from billing.models import Quote
-from console.core.errors import InvalidInput, NotFound
-from jobs import reruns
+from console.core.errors import CustomerError, InvalidInput, NotFound
+from jobs import reruns, snapshots
 from jobs.clusters import cluster, image_of, resources_of
 from jobs.errors import ChoiceUnavailable
+from jobs.models import Job
 from jobs.purchase import Purchase, parse, purchase_data
 from jobs.run_specs import DATASETS_PATH, HANG_SECONDS, MODELS_PATH, WORKSPACE_PATH
 from jobs.states import OnHang
 from runtime.errors import RuntimeFault
 from runtime.launcher.masking import MASK
+from runtime.launcher.topology import local_rank_flag, with_local_rank
 from runtime.launcher.variables import expand
 from runtime.specs import RunSpec
+from storage.files import read_text
+from storage.selectors import workspace_folder
 
 RUN_NAME = "job-0-1"
 """The name of a run whose job does not exist yet: 0 stands for the job's number, 1 is its first attempt."""
@@ -51,7 +55,22 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
         raise NotFound from error
     own_variables = {**purchase.environment, **dict.fromkeys(purchase.secrets, MASK.decode())}
     arguments = [expand(each, contract | purchase.environment) for each in purchase.arguments]
+    flag = local_rank_flag(_sources(purchase, original), purchase.local_rank_argument.value)
+    arguments = with_local_rank(arguments, rank % spec.workers_per_node, flag)
     return LaunchPreview(arguments, dict(sorted({**contract, **own_variables}.items())))
+
+
+def _sources(purchase: Purchase, original: Job | None) -> list[str]:
+    """Return the text of the run's script, in a list; an empty list if it cannot be read.
+
+    The launcher also reads the modules beside it, but scripts parse their arguments themselves as a rule.
+    """
+    if original is not None:
+        return [text for text in (snapshots.text_of(original),) if text is not None]
+    try:
+        return [read_text(root=workspace_folder(purchase.workspace), path=purchase.code_path)]
+    except CustomerError:
+        return []
 
 
 def _spec(purchase: Purchase) -> RunSpec:

@@ -144,6 +144,7 @@ class Recorder:
 
     def _count(self, now: float) -> None:
         """Add a step that ended at `now`, and write the sums to the file."""
+        is_first = self._last_step_at is None
         if self._last_step_at is None:
             # Time spent waiting before training (joining the group, sharing the first weights) is not part of a step.
             # So a measured time becomes 0, while the negative `_UNKNOWN` stays.
@@ -153,7 +154,13 @@ class Recorder:
             self._seconds += now - self._last_step_at
         self._last_step_at = now
         self._calls += 1
-        if self._ddp_modules and now >= self._next_ddp_reading_at:
+        if is_first:
+            # DDP reports an iteration when the next one begins. So this step's own iteration, which counts no more than
+            # its time, is the one after the latest that is reported.
+            for module in list(self._ddp_modules):
+                data = module._get_ddp_logging_data()  # noqa: SLF001 - torch has no public name for it
+                self._ddp_modules[module] = int(data.get("iteration", 0)) + 1
+        elif self._ddp_modules and now >= self._next_ddp_reading_at:
             self._next_ddp_reading_at = now + _DDP_INTERVAL_SECONDS
             for module, iteration in list(self._ddp_modules.items()):
                 self._ddp_modules[module] = self._read_ddp_time(module, iteration)

@@ -255,6 +255,11 @@ def rank_arguments(plan: Plan, local_rank: int, flag: Optional[str], environment
     arguments = (
         [expand(argument, environment) for argument in plan.arguments] if plan.expands_arguments else [*plan.arguments]
     )
+    return with_local_rank(arguments, local_rank, flag)
+
+
+def with_local_rank(arguments: List[str], local_rank: int, flag: Optional[str]) -> List[str]:
+    """Return the arguments with the local-rank flag added, if there is one, unless they already have it."""
     if flag and not any(argument.split("=")[0] in LOCAL_RANK_FLAGS for argument in arguments):
-        arguments.append("{}={}".format(flag, local_rank))
+        return [*arguments, "{}={}".format(flag, local_rank)]
     return arguments

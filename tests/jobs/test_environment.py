@@ -156,9 +156,11 @@ def test_the_quote_says_the_learning_rate_that_the_code_gets(customer, api):
 def test_the_environment_is_known_before_the_purchase(customer, api):
     save(customer, "API_TOKEN")
     chosen = {"framework": "horovod", "image": "horovod", "environment": {"OWN": "1"}, "secrets": ["API_TOKEN"]}
+    (customer.folder / "train.py").write_text('parser.add_argument("--local-rank", type=int)')
     quote = customer.quote(**chosen, arguments=["--lr=$LR", "$OWN", "$$"], lr_scaling="linear")
     answer = api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=1").json()
-    assert answer["arguments"] == ["--lr=0.02", "1", "$"]  # 0.01 for each of the two ranks
+    # 0.01 for each of the two ranks, which are on two nodes.
+    assert answer["arguments"] == ["--lr=0.02", "1", "$", "--local-rank=0"]
     environment = answer["environment"]
     assert environment.pop("API_TOKEN") == "***"
     job = orders.place_order(membership=customer.membership, quote=quote).job

@@ -81,6 +81,23 @@ def test_waiting_counts_from_the_first_step_on_and_once_if_calls_are_nested(coun
     assert read_counts(counts_fd).communication == 3.0, "after an error, waiting is counted as before"
 
 
+def test_the_first_steps_wait_does_not_count_though_ddp_reports_it_at_the_second(counts_fd, recorder, clock):
+    module, optimizer = SimpleModule(), object()
+    recorder.add_ddp_module(module)
+    for iteration, waited_seconds in enumerate((0, 30, 0.5, 0.5)):  # of the previous iteration, as DDP reports them
+        clock.now += 2.0
+        module.data = {"iteration": iteration, "backward_comm_time": int(waited_seconds * 1e9)}
+        recorder.note_step(optimizer)
+    assert read_counts(counts_fd) == Counts(4, 3, 6.0, 1.0)
+
+
+class SimpleModule:
+    """Stands in for a DistributedDataParallel module."""
+
+    def _get_ddp_logging_data(self):
+        return self.data
+
+
 def test_forked_processes_count_nothing(counts_fd, recorder):
     optimizer = object()
     recorder.note_step(optimizer)
