@@ -71,11 +71,19 @@ test: images kustomize ## Run the fast tests, in the pytorch image alone; ARGS="
 
 .PHONY: test-all
 test-all: SELECTION = $(if $(SHARD),--shard $(SHARD)) $(ARGS)
-test-all: images kustomize lighthouse var/styles/.installed ## Run every test and list the slowest; SHARD=2/3 for a part. What fails is run once more, alone
+test-all: test-needs ## Run every test and list the slowest; SHARD=2/3 for a part. What fails is run once more, alone
 	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(SELECTION) || { \
 	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
 	  echo "Once more, one test at a time, to tell a fault from a machine that was too busy:"; \
 	  $(PYTHON) -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none --exitfirst -v $(SELECTION); }
+
+.PHONY: test-needs
+test-needs: images kustomize lighthouse var/styles/.installed
+
+# Python and pytest compile each module at its first import: here once, not in each of the test processes.
+.PHONY: test-modules
+test-modules: setup
+	@output=$$($(PYTHON) -m pytest --collect-only -qq) || { echo "$$output"; exit 1; }
 
 .PHONY: screenshots
 screenshots: setup ## Take pictures of every page, in both languages and themes, wide and narrow, into var/screenshots

@@ -37,6 +37,7 @@ from console.accounts import services as accounts
 from console.accounts.models import Membership
 from console.accounts.roles import Role
 from console.installation import selectors as installation
+from console.supervision.embedded import Embedded
 from jobs.clusters import cluster
 from runtime.images import venvs
 from tests import migrations
@@ -186,7 +187,7 @@ def embedded() -> Iterator[None]:
     servers.var.mkdir(parents=True, exist_ok=True)
     with (servers.var / "in-use.lock").open("w") as in_use:
         fcntl.flock(in_use, fcntl.LOCK_SH)
-        servers.start()
+        _start(servers)
         with psycopg.connect(
             host=str(servers.socket_dir), user="postgres", dbname="postgres", autocommit=True
         ) as connection:
@@ -195,6 +196,21 @@ def embedded() -> Iterator[None]:
         yield
         if _is_last(in_use):
             servers.stop()
+
+
+def _start(servers: Embedded) -> None:
+    """Start the servers. At their first start the template is the database of the flows' consoles: one migration."""
+    with (servers.var / "template.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_first = not servers.data_dir.exists()
+        if is_first:
+            migrations.copy_migrated_database(servers.var)
+        servers.start()
+        if is_first:
+            with psycopg.connect(
+                host=str(servers.socket_dir), user="postgres", dbname="postgres", autocommit=True
+            ) as connection:
+                connection.execute(f'ALTER DATABASE "trainyard" RENAME TO "template_{migrations.digest()}"')
 
 
 def _is_last(in_use: IO[str]) -> bool:
