@@ -44,7 +44,7 @@ worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
 """How long the schema is assumed to stay up to date: the check loads every migration, and `/readyz` is called often."""
 REPEAT_SECONDS = 1.0
-"""How long `/readyz` repeats its results. Anyone may request it, and one thread answers it and `/healthz`: a flood must
+"""How long `/readyz` repeats its results. Anyone may request it, and one thread answers it and `/metrics`: a flood must
 not make a probe wait for many checks."""
 _recent_results: dict[str, tuple[float, list[CheckResult]]] = {}
 """When the last checks for `/readyz` ended, on the monotonic clock, and their results, by the alias of the database."""

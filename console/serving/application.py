@@ -34,6 +34,7 @@ UPLOAD_PATHS = {
     "PATCH": re.compile(r"/api/v1/uploads/[^/]+/"),
 }
 """Paths, by method, that accept a body of any size. Their views check access before they read the body."""
+LIVENESS_PATH = "/healthz"
 HEARTBEAT_SECONDS = 5.0
 """How often this process sends a heartbeat. Metrics count a process without one for 30 seconds as ended."""
 SPOOL_BYTES = 64 * 1024
@@ -55,7 +56,9 @@ class Application:
     def __init__(self, handler: Handler) -> None:
         self._respond = handler.respond
         self._pages = Threads(settings.WEB_THREADS, "page")
-        # A thread of its own, so that monitoring works while all other threads are busy.
+        # Threads of their own, so that monitoring works while all other threads are busy. `/healthz` needs another than
+        # `/readyz`, which waits as long as a database accepts connections but does not answer.
+        self._liveness = Threads(1, "liveness")
         self._monitoring = Threads(1, "monitoring")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
         # Behind a proxy all clients share the proxy's connections, so requests are counted by address too.
@@ -129,7 +132,7 @@ class Application:
                 await _read_into(spool, scope, receive, limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
                 spool.seek(0)
                 body = spool.read()
-                threads = self._monitoring if scope["path"] in MONITORING_PATHS else self._pages
+                threads = self._threads_for(scope["path"])
             messages = await threads.run(self._respond, scope, body)
         # The view of a tool, such as TensorBoard, admitted the request and named the program that responds.
         if exchange.upstream is not None and messages[0]["status"] == HTTPStatus.OK:
@@ -139,6 +142,12 @@ class Application:
         else:
             for message in messages:
                 await send(message)
+
+    def _threads_for(self, path: str) -> Threads:
+        """Return the threads that respond to requests for `path`, except uploads."""
+        if path == LIVENESS_PATH:
+            return self._liveness
+        return self._monitoring if path in MONITORING_PATHS else self._pages
 
     async def _run_django(self, scope: Scope) -> list[Message]:
         """Return Django's response to a request without a body. Raises Refused."""

@@ -425,6 +425,13 @@ def test_connections_of_an_address_are_limited(patient_server):
 def test_requests_work_again_as_soon_as_the_database_does(server):
     real = Path(connection.settings_dict["HOST"]) / ".s.PGSQL.5432"
     link = server.database_folder / real.name
+    with socket.socket(socket.AF_UNIX) as frozen:  # a database that accepts connections and never answers
+        frozen.bind(str(link))
+        frozen.listen()
+        frozen.settimeout(30)
+        with server.connect(STREAM.format("/readyz")), frozen.accept()[0]:
+            assert server.http.get(f"{server.url}/healthz", timeout=10).status_code == 200
+    link.unlink()
     for _ in range(2):
         api, page = (server.http.get(f"{server.url}{path}") for path in ("/api/v1/database", "/database"))
         assert (api.status_code, api.json()["code"], page.status_code) == (503, "database_unavailable", 503)
