@@ -186,12 +186,13 @@ class OpenTotals:
 
 def open_totals(organization: Organization) -> OpenTotals:
     """Return how many jobs run and wait, and how many nodes the running jobs bought."""
-    totals = Job.objects.filter(organization=organization, state__in=OPEN).aggregate(
-        running=Count("pk", filter=Q(state__in=ACTIVE)),
-        running_nodes=Coalesce(Sum("nodes", filter=Q(state__in=ACTIVE)), 0),
-        waiting=Count("pk", filter=Q(state=JobState.QUEUED)),
+    open_jobs = Job.objects.filter(organization=organization, state__in=OPEN).order_by()
+    totals = open_jobs.values_list("state").annotate(Count("pk"), Sum("nodes"))
+    return OpenTotals(
+        running=sum(count for state, count, _nodes in totals if state in ACTIVE),
+        running_nodes=sum(nodes for state, _count, nodes in totals if state in ACTIVE),
+        waiting=sum(count for state, count, _nodes in totals if state == JobState.QUEUED),
     )
-    return OpenTotals(**totals)
 
 
 def waiting_for(job: Job) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Prefetch, Q, QuerySet, Sum, Value
+from django.db.models import F, Func, Prefetch, Q, QuerySet
 
 from console.accounts.models import Organization, Quota
 from console.core.errors import NotFound
@@ -300,10 +300,8 @@ def _named(rows: QuerySet[Row], name: str) -> Row:
 
 def _total(*querysets: QuerySet[Any]) -> Usage:
     """Return the sum of the usage of all rows, in one query."""
-    sums = [
-        # The constant groups all rows of a table into one.
-        rows.order_by().values(group=Value(1)).values_list(Sum("size_bytes"), Sum("entry_count"))
-        for rows in querysets
-    ]
+    # Not `Sum`, with which Django would group by id: without a group, SQL adds up all rows of a table.
+    columns = [Func(F(name), function="SUM") for name in ("size_bytes", "entry_count")]
+    sums = [rows.order_by().values_list(*columns) for rows in querysets]
     totals = sums[0].union(*sums[1:], all=True)
     return sum((Usage(int(size or 0), int(entries or 0)) for size, entries in totals), Usage(0, 0))
