@@ -18,13 +18,20 @@ from console.core.errors import NotFound
 
 def wallet(organization: Organization) -> Account | None:
     """Return the organization's wallet, or None until the organization activates the service, which creates it."""
-    return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
+    return _wallet_of(organization, Account.objects.all())
 
 
 def wallet_with_settings(organization: Organization) -> Account | None:
     """Return the wallet with its automatic top-up and storage balance, which pages about money show, in one query."""
-    wallets = Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET)
-    return wallets.select_related("auto_top_up", "storage_balance").first()
+    return _wallet_of(organization, Account.objects.select_related("auto_top_up", "storage_balance"))
+
+
+def _wallet_of(organization: Organization, accounts: QuerySet[Account]) -> Account | None:
+    # Every page reads a wallet, so not `first`: it would add an ORDER BY, for which Django hashes each column.
+    try:
+        return accounts.get(organization=organization, kind=Account.Kinds.WALLET)
+    except Account.DoesNotExist:
+        return None
 
 
 def default_currency() -> str:
