@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from django.conf import settings
-from django.db.models import QuerySet, Subquery
+from django.db.models import QuerySet
 
 from billing.errors import NotPriced
 from billing.models import Account, Entry, Hold, NodeSpec, Receipt
@@ -39,12 +39,9 @@ def default_currency() -> str:
     return str(settings.CURRENCY)
 
 
-def wallet_entries(organization: Organization) -> QuerySet[Entry]:
-    """Return the wallet's entries, newest first, with `transaction` and `account` loaded."""
-    # A subquery, not a join: the index of the account's entries then gives the newest ones without sorting all.
-    wallets = Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET)
-    entries = Entry.objects.filter(account=Subquery(wallets.values("pk")[:1]))
-    return entries.select_related("transaction", "account").order_by("-id")
+def wallet_entries(account: Account) -> QuerySet[Entry]:
+    """Return a wallet's entries, newest first, with `transaction` loaded."""
+    return Entry.objects.filter(account=account).select_related("transaction").order_by("-id")
 
 
 def open_holds(organization: Organization) -> QuerySet[Hold]:

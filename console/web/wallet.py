@@ -190,7 +190,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         # new one.
         account.refresh_from_db()
     storage = getattr(account, "storage_balance", None)
-    entries_page = Paginator(selectors.wallet_entries(organization), PAGE_SIZE).get_page(request.GET.get("page"))
+    entries_page = Paginator(selectors.wallet_entries(account), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(
         request,
         "billing/wallet.html",
