@@ -98,10 +98,14 @@ def model_versions_of_job(organization: Organization, job_pk: int) -> QuerySet[M
     return rows.select_related("model").order_by("-pk")
 
 
-def with_model_versions(models: QuerySet[Model]) -> QuerySet[Model]:
-    """Add to each model the attribute `published`: the list of its versions that are not deleted, newest first."""
-    rows = ModelVersion.objects.filter(deleted_at=None).order_by("-number")
-    return models.prefetch_related(Prefetch("versions", rows, to_attr="published"))
+def models_to_choose(organization: Organization) -> QuerySet[Model]:
+    """Return the organization's models for a form.
+
+    Each has its name and the list `published`: its versions that are not deleted, newest first, with number and time.
+    """
+    versions = ModelVersion.objects.filter(deleted_at=None).only("model_id", "number", "published_at")
+    published = Prefetch("versions", versions.order_by("-number"), to_attr="published")
+    return models_for(organization).select_related(None).only("name").prefetch_related(published)
 
 
 def model_version(model: Model, number: int | None = None) -> ModelVersion:
