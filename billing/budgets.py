@@ -13,7 +13,7 @@ from datetime import date, timedelta
 from decimal import Decimal
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -33,9 +33,7 @@ MAX_BUDGET_MINOR = 10**12
 """Largest budget: ten billion dollars, above any real one and far below the limit of the 64-bit column."""
 SPEND_DAYS = 14
 """Days over which recent spend is averaged: two weeks level out weekends."""
-IS_ACTIVE = Q(user=None) | Exists(
-    Membership.objects.filter(organization=OuterRef("organization"), user=OuterRef("user")).values("pk")
-)
+IS_ACTIVE = Q(user=None) | Q(user__memberships__organization=F("organization"))
 """Condition for the budgets of organizations (`user` is None) and of current members. The budget of a member who leaves
 is kept, and applies again if the member returns."""
 LOW_BALANCE_DAYS = 7

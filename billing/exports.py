@@ -121,7 +121,5 @@ def loaded_lines(invoice: Invoice) -> list[InvoiceLine]:
     Templates show the job of each receipt: `order` is the relation from `jobs.Order` to its hold.
     """
     return list(
-        invoice.lines.select_related(
-            "receipt__hold__order__quote", "receipt__hold__order__job__image", "corrects__receipt"
-        )
+        invoice.lines.select_related("receipt__hold__quote", "receipt__hold__order__job__image", "corrects__receipt")
     )

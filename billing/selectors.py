@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from django.conf import settings
-from django.db.models import QuerySet, Subquery
+from django.db.models import QuerySet
 
 from billing.errors import NotPriced
 from billing.models import Account, Entry, Hold, NodeSpec, Receipt
@@ -18,13 +18,20 @@ from console.core.errors import NotFound
 
 def wallet(organization: Organization) -> Account | None:
     """Return the organization's wallet, or None until the organization activates the service, which creates it."""
-    return Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET).first()
+    return _wallet_of(organization, Account.objects.all())
 
 
 def wallet_with_settings(organization: Organization) -> Account | None:
     """Return the wallet with its automatic top-up and storage balance, which pages about money show, in one query."""
-    wallets = Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET)
-    return wallets.select_related("auto_top_up", "storage_balance").first()
+    return _wallet_of(organization, Account.objects.select_related("auto_top_up", "storage_balance"))
+
+
+def _wallet_of(organization: Organization, accounts: QuerySet[Account]) -> Account | None:
+    # Every page reads a wallet, so not `first`: it would add an ORDER BY, for which Django hashes each column.
+    try:
+        return accounts.get(organization=organization, kind=Account.Kinds.WALLET)
+    except Account.DoesNotExist:
+        return None
 
 
 def default_currency() -> str:
@@ -32,12 +39,9 @@ def default_currency() -> str:
     return str(settings.CURRENCY)
 
 
-def wallet_entries(organization: Organization) -> QuerySet[Entry]:
-    """Return the wallet's entries, newest first, with `transaction` and `account` loaded."""
-    # A subquery, not a join: the index of the account's entries then gives the newest ones without sorting all.
-    wallets = Account.objects.filter(organization=organization, kind=Account.Kinds.WALLET)
-    entries = Entry.objects.filter(account=Subquery(wallets.values("pk")[:1]))
-    return entries.select_related("transaction", "account").order_by("-id")
+def wallet_entries(account: Account) -> QuerySet[Entry]:
+    """Return a wallet's entries, newest first, with `transaction` loaded."""
+    return Entry.objects.filter(account=account).select_related("transaction").order_by("-id")
 
 
 def open_holds(organization: Organization) -> QuerySet[Hold]:

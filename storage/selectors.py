@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Prefetch, Q, QuerySet, Sum, Value
+from django.db.models import F, Func, Prefetch, Q, QuerySet
 
 from console.accounts.models import Organization, Quota
 from console.core.errors import NotFound
@@ -98,10 +98,14 @@ def model_versions_of_job(organization: Organization, job_pk: int) -> QuerySet[M
     return rows.select_related("model").order_by("-pk")
 
 
-def with_model_versions(models: QuerySet[Model]) -> QuerySet[Model]:
-    """Add to each model the attribute `published`: the list of its versions that are not deleted, newest first."""
-    rows = ModelVersion.objects.filter(deleted_at=None).order_by("-number")
-    return models.prefetch_related(Prefetch("versions", rows, to_attr="published"))
+def models_to_choose(organization: Organization) -> QuerySet[Model]:
+    """Return the organization's models for a form.
+
+    Each has its name and the list `published`: its versions that are not deleted, newest first, with number and time.
+    """
+    versions = ModelVersion.objects.filter(deleted_at=None).only("model_id", "number", "published_at")
+    published = Prefetch("versions", versions.order_by("-number"), to_attr="published")
+    return models_for(organization).select_related(None).only("name").prefetch_related(published)
 
 
 def model_version(model: Model, number: int | None = None) -> ModelVersion:
@@ -300,10 +304,8 @@ def _named(rows: QuerySet[Row], name: str) -> Row:
 
 def _total(*querysets: QuerySet[Any]) -> Usage:
     """Return the sum of the usage of all rows, in one query."""
-    sums = [
-        # The constant groups all rows of a table into one.
-        rows.order_by().values(group=Value(1)).values_list(Sum("size_bytes"), Sum("entry_count"))
-        for rows in querysets
-    ]
+    # Not `Sum`, with which Django would group by id: without a group, SQL adds up all rows of a table.
+    columns = [Func(F(name), function="SUM") for name in ("size_bytes", "entry_count")]
+    sums = [rows.order_by().values_list(*columns) for rows in querysets]
     totals = sums[0].union(*sums[1:], all=True)
     return sum((Usage(int(size or 0), int(entries or 0)) for size, entries in totals), Usage(0, 0))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -29,7 +30,7 @@ The button without a brand (`--tblr-primary-darken` in `trainyard.css`) changes 
 
 def context(_request: HttpRequest) -> dict[str, Any]:
     """Return the variable `installation`. It is callable, so that only templates that use it cause a query."""
-    return {"installation": selectors.installation}
+    return {"installation": cache(selectors.installation)}  # for this request: a page uses it a dozen times
 
 
 @require_safe

@@ -162,7 +162,9 @@ def _overview(job: Job) -> dict[str, Any]:
         # The quote names datasets and models. If it names none, no query is necessary.
         "datasets": run_specs.mounted_versions(job) if selectors.datasets_of(quote) else [],
         "models": run_specs.mounted_models(job) if selectors.models_of(quote) else [],
-        "published": storage.model_versions_of_job(job.organization, job.pk) if job.is_ended else [],
+        "published": storage.model_versions_of_job(job.organization, job.pk).only("number", "model__name")
+        if job.is_ended
+        else [],
         "packages": {"layer": job.packages, "log": packages.log_of(job.packages)} if job.packages else None,
         "checklist": checks.checklist(job) if job.is_check else [],
     }

@@ -152,7 +152,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
     if account is None or not is_active(organization):
         return render(request, "jobs/training_inactive.html")
     images = list(storage.images_for(organization))
-    workspaces = list(storage.workspaces_for(organization))
+    workspaces = list(storage.workspaces_for(organization).only("name", "folder"))
     specs = specs_on_offer(account.currency)
     problems_by_image = problems(images)
     usable_images = [image for image in images if image.pk not in problems_by_image]
@@ -190,10 +190,10 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "scripts": scripts,
             "script_tree": _script_tree(scripts),
             "datasets": sharing.datasets_to_choose(organization),
-            "models": storage.with_model_versions(storage.models_for(organization)),
+            "models": storage.models_to_choose(organization),
             "checkpoint_jobs": checkpoint_jobs,
             "checkpoint_job_ids": [job.pk for job in checkpoint_jobs],
-            "secrets": secret_store.secrets_for(organization),
+            "secrets": secret_store.secrets_for(organization).values_list("name", flat=True),
             "specs": specs,
             "account": account,
             "wallet": account,  # for base.html, which would read it again

@@ -40,10 +40,10 @@ HOLD_FIELDS = ("amount_minor", "metered_minor", "order__job__name", "order__job_
 """The columns that the wallet shows of an open hold."""
 RECEIPT_FIELDS = (
     "title", "currency", "total_minor", "ceiling_minor", "created_at", "hold__quote__purchase",
-    "hold__order__quote__purchase", "hold__order__job__name", "hold__order__job__code_path",
-    "hold__order__job__builtin_script", "hold__order__job__image__name",
+    "hold__order__job__name", "hold__order__job__code_path", "hold__order__job__builtin_script",
+    "hold__order__job__image__name",
 )  # fmt: skip
-"""The columns that lists show of a receipt; those of the quotes and the job give its title in the reader's language."""
+"""The columns that lists show of a receipt; those of the quote and the job give its title in the reader's language."""
 MAX_AMOUNT_DIGITS = 11
 """Longer amounts in the URL are ignored, so that `int` never parses a very long number. The form refuses amounts above
 `LARGEST_PAYMENT`, which has eight digits, anyway."""
@@ -158,7 +158,7 @@ def _titled_holds(organization: Organization) -> QuerySet[Hold]:
 
 def _titled_receipts(organization: Organization) -> QuerySet[Receipt]:
     """Return an organization's receipts, newest first, with what lists show of them and what their titles need."""
-    related = ("hold__quote", "hold__order__quote", "hold__order__job__image")
+    related = ("hold__quote", "hold__order__job__image")
     return selectors.receipts_for(organization).select_related(*related).only(*RECEIPT_FIELDS)
 
 
@@ -190,7 +190,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         # new one.
         account.refresh_from_db()
     storage = getattr(account, "storage_balance", None)
-    entries_page = Paginator(selectors.wallet_entries(organization), PAGE_SIZE).get_page(request.GET.get("page"))
+    entries_page = Paginator(selectors.wallet_entries(account), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(
         request,
         "billing/wallet.html",

@@ -106,7 +106,8 @@ def check_image(image: Image, images_root: Path, controller: Controller = Contro
         )
     if controller is Controller.MPI and not (images_root / name / "bin" / "mpirun").exists():
         raise InvalidSpec(f"The image '{name}' has no mpirun. Choose gloo, or an image with MPI.", field="controller")
-    check_gpus(image, venvs.flavour(images_root, name), gpus)
+    if gpus:  # otherwise the flavour, which is read from the disk, makes no difference
+        check_gpus(image, venvs.flavour(images_root, name), gpus)
 
 
 def check_gpus(image: Image, flavour: Flavour | None, gpus: int) -> None:

@@ -23,7 +23,10 @@ def is_ready(images_root: Path, name: str) -> bool:
     if not NAME_PATTERN.match(name):
         return False
     state = _read(images_root / name)
-    return state is not None and state.get("builder") in (None, _this_process())
+    if state is None:
+        return False
+    builder = state.get("builder")
+    return builder is None or builder == _this_process()
 
 
 def is_current(images_root: Path, recipe: Recipe, flavour: Flavour) -> bool:

@@ -437,8 +437,9 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
 @register.filter
 def receipt_title(receipt: Receipt) -> str:
     """Return a receipt's title in the reader's language: the job's number and name, or the day of a storage charge."""
+    purchase = receipt.hold.quote.purchase  # of a job the same as its order's
     if not hasattr(receipt.hold, "order"):  # not the receipt of a job
-        day_charged = receipt.hold.quote.purchase.get("storage")
+        day_charged = purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
     job = receipt.hold.order.job
-    return f"#{job.pk} {selectors.title_of(job)}"
+    return f"#{job.pk} {selectors.title_of(job, is_free_estimate='probe' in purchase)}"
