@@ -150,7 +150,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = billing.wallet(organization)
     if account is None or not is_active(organization):
-        return render(request, "jobs/training_inactive.html")
+        return render(request, "jobs/training_inactive.html", {"heading": _("New training")})
     images = list(storage.images_for(organization))
     workspaces = list(storage.workspaces_for(organization))
     specs = specs_on_offer(account.currency)
