@@ -78,10 +78,13 @@ class _Correction(NamedTuple):
 def explain(job: Job) -> Explanation | None:
     """Return why a job failed; None for a job that did not fail, and for a check or a notebook.
 
-    A check and a notebook run a script of the platform, so their failures are not those of the customer's code. `job`
-    was loaded with its related rows by `selectors.job_for` or `jobs_for`.
+    A check and a notebook run a script of the platform, so their failures are not those of the customer's code.
+    None too for a free estimate that used its whole minute: it has measured, and needs no correction. `job` was
+    loaded with its related rows by `selectors.job_for` or `jobs_for`.
     """
     if job.state != JobState.FAILED or job.builtin_script:
+        return None
+    if job.reason == EndReason.TIME_LIMIT and selectors.measures_purchase(job):
         return None
     attempt = next((each for each in reversed(job.attempts.all()) if each.failure), None)
     failure = (attempt and attempt.failure) or {}

@@ -2,12 +2,13 @@
 
 A free estimate is an order like any other, with a price of 0. It cannot replace a paid run: it has one node, one
 minute, and the daily limits of the billing policy (per organization and per person). Stored values and the API call a
-free estimate a probe.
+free estimate a probe. A rerun of one is the purchase that it measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.db import transaction
@@ -21,7 +22,7 @@ from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
 from jobs.errors import IdempotencyConflict, QuotaExceeded
 from jobs.models import Order
-from jobs.purchase import parse
+from jobs.purchase import FREE_ESTIMATE_MARK, MEASURED, parse
 
 MAX_SECONDS = 60
 """Time limit of a free estimate: enough for the first epoch of a small training, too short for useful training."""
@@ -37,15 +38,22 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     """
     organization = membership.organization
     require_active(organization=organization)
-    limits = {"nodes": 1, "min_nodes": 0, "max_seconds": MAX_SECONDS, "ceiling_minor": None, "retries": 0}
     # `keeps_versions`, because pages send the purchase of a quote: the run must read the same dataset versions.
-    purchase = parse(organization=organization, data={**data, **limits}, keeps_versions=True)
+    measured = parse(organization=organization, data=data, keeps_versions=True)
+    purchase = replace(
+        measured,
+        nodes=1,
+        max_seconds=MAX_SECONDS,
+        ceiling_minor=None,
+        fault_tolerance=replace(measured.fault_tolerance, min_nodes=0, retries=0, retry_backoff_seconds=0),
+    )
     script = orders.read_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
-            wanted = (purchase.workspace.pk, purchase.code_path)
-            if "probe" not in existing.quote.purchase or (existing.job.workspace_id, existing.job.code_path) != wanted:
+            wanted, bought = (purchase.workspace.pk, purchase.code_path), existing.job
+            is_free_estimate = FREE_ESTIMATE_MARK in existing.quote.purchase
+            if not is_free_estimate or (bought.workspace_id, bought.code_path) != wanted:
                 raise IdempotencyConflict
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
@@ -59,12 +67,14 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
                 "organization, and per person across all organizations. Buy the run, or try again later."
             )
             raise QuotaExceeded(sentence % {"most": policy().probes_per_day})
+        limited, as_asked = purchase.to_json(), measured.to_json()
+        differences = {name: value for name, value in as_asked.items() if limited[name] != value}
         quote = make_free_quote(
             organization=organization,
             user=membership.user,
             nodes=1,
             deadline_seconds=MAX_SECONDS,
-            payload=purchase.to_json() | {"probe": True},
+            payload=limited | {FREE_ESTIMATE_MARK: True, MEASURED: differences},
         )
         return orders.write_order(
             membership=membership,
@@ -75,7 +85,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
             versions=purchase.dataset_versions,
             requirements=purchase.requirements,
             models=purchase.model_versions,
-            columns=orders.job_columns(purchase, script) | {"name": f"Probe of {_name(purchase.code_path)}"},
+            columns=orders.job_columns(purchase, script) | {"name": f"Free estimate of {_name(purchase.code_path)}"},
         )
 
 

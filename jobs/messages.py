@@ -540,13 +540,23 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
     }
 
 
-def event_sentence(kind: str, data: Mapping[str, Any], *, is_free: bool = False) -> str:
+FREE_EVENT_SENTENCES = {
+    "ordered": gettext_lazy("Ordered. This run is free."),
+    "running": gettext_lazy("Running on all nodes."),
+    "settled": gettext_lazy("Nothing was charged: this run is free."),
+}
+"""The sentences for events of jobs that can cost nothing, where those of other jobs mention a hold or a charge."""
+
+
+def event_sentence(kind: str, data: Mapping[str, Any], *, is_free: bool = False, costs_nothing: bool = False) -> str:
     """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below.
 
-    `is_free`: the job has ended and nothing was charged.
+    `is_free`: nothing was charged. `costs_nothing`: nothing can be charged, as for a free estimate.
 
     `kind` does not tell a retry or an end from other changes of state, so `data` decides about these two.
     """
+    if costs_nothing and kind in FREE_EVENT_SENTENCES:
+        return str(FREE_EVENT_SENTENCES[kind])
     if kind == "settled":
         return _("Charged %(amount)s. The rest of the hold was released.") % {
             "amount": money(int(data["total_minor"]), str(data["currency"]))

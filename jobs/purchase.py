@@ -3,8 +3,8 @@
 All errors are reported at once, each at its field. A Purchase is created only if everything that it names exists.
 
 A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and further keys. `sweep`, `notebook`,
-`check` and `probe` (a free estimate) mark purchases of these kinds, and EXTENSION_MARK marks the extension of a
-notebook. `orders` adds `rerun_of`, `exact` and `pinned_image`.
+`check` and FREE_ESTIMATE_MARK mark purchases of these kinds, and EXTENSION_MARK marks the extension of a notebook.
+`orders` adds `rerun_of`, `exact` and `pinned_image`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ PROCESSES_PER_CPU = 4
 """Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
 """Key of a stored purchase whose arguments may refer to variables. Purchases of older versions lack it."""
+FREE_ESTIMATE_MARK = "probe"
+"""Key that marks the stored purchase of a free estimate."""
+MEASURED = "measured"
+"""Key of a free estimate's stored purchase. Its value has the fields of the purchase that it measures, where its own
+limits replace them."""
 EXTENSION_MARK = "extends"
 """Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
 and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
@@ -253,12 +258,16 @@ def asks_for_exact_rerun(data: Mapping[str, Any]) -> bool:
 def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored purchase of a quote as data for `parse`.
 
-    Older versions of the console did not expand variables in arguments, so the dollar signs in their purchases are
-    escaped.
+    That of a free estimate is the purchase that it measured, without the limits that it ran under: who repeats it wants
+    a run that is not cut off. Older versions of the console did not store those nodes and limits. They also did not
+    expand variables in arguments, so the dollar signs in their purchases are escaped.
     """
-    if purchase.get(EXPANDS_ARGUMENTS) or "arguments" not in purchase:
-        return dict(purchase)
-    return {**purchase, "arguments": [escape(argument) for argument in purchase["arguments"]]}
+    data = dict(purchase)
+    if data.pop(FREE_ESTIMATE_MARK, None):
+        data |= data.pop(MEASURED, {"max_seconds": None})
+    if not data.get(EXPANDS_ARGUMENTS) and "arguments" in data:
+        data["arguments"] = [escape(argument) for argument in data["arguments"]]
+    return data
 
 
 def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> Placement:

@@ -36,6 +36,7 @@ from jobs.messages import (
     waiting_sentence,
 )
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
+from jobs.purchase import FREE_ESTIMATE_MARK
 from jobs.run_specs import run_spec
 from jobs.states import ACTIVE, ENDED, OPEN, JobState
 from runtime.errors import RuntimeFault
@@ -227,9 +228,14 @@ def title_of(job: Job, *, is_free_estimate: bool | None = None) -> str:
     """
     if job.is_check:
         return _("Check of %(image)s") % {"image": job.image.name}
-    if is_free_estimate or (is_free_estimate is None and "probe" in job.order.quote.purchase):
-        return _("Probe of %(script)s") % {"script": job.code_path.rsplit("/", 1)[-1]}
+    if is_free_estimate or (is_free_estimate is None and measures_purchase(job)):
+        return _("Free estimate of %(script)s") % {"script": job.code_path.rsplit("/", 1)[-1]}
     return job.name
+
+
+def measures_purchase(job: Job) -> bool:
+    """Whether the job is a free estimate. Reads its quote, which may cost a query."""
+    return FREE_ESTIMATE_MARK in job.order.quote.purchase
 
 
 def cost_minor(job: Job) -> int:
@@ -329,8 +335,12 @@ class EventRow:
 def events(job: Job) -> list[EventRow]:
     """Return the job's events in order."""
     rows = list(job.events.select_related("actor"))
-    is_free = any(event.kind == "settled" and not event.data["total_minor"] for event in rows)
-    return [EventRow(event, event_sentence(event.kind, event.data, is_free=is_free)) for event in rows]
+    costs_nothing = job.order.quote.ceiling_minor == 0
+    is_free = costs_nothing or any(event.kind == "settled" and not event.data["total_minor"] for event in rows)
+    return [
+        EventRow(event, event_sentence(event.kind, event.data, is_free=is_free, costs_nothing=costs_nothing))
+        for event in rows
+    ]
 
 
 class Metrics(NamedTuple):

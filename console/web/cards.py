@@ -43,7 +43,7 @@ def card_list(request: MemberRequest) -> HttpResponse:
     """Show the saved cards and the form of automatic top-ups. POST saves the form and switches them on."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
-        return render(request, "billing/no_wallet.html")
+        return render(request, "billing/no_wallet.html", {"heading": _("Cards and automatic top-ups")})
     setup = AutoTopUp.objects.filter(account=account).first()
     if request.method != "POST":
         form = AutoTopUpForm(currency=account.currency, initial=_initial_amounts(account, setup))

@@ -42,7 +42,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = selectors.wallet(organization)
     if account is None:
-        return render(request, "billing/no_wallet.html")
+        return render(request, "billing/no_wallet.html", {"heading": _("Costs")})
     month = costs.parse_month(request.GET.get("month", ""))
     dimension = request.GET.get("by", "")
     dimension = dimension if dimension in costs.DIMENSIONS else "node_spec"

@@ -34,7 +34,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
     """List the lots of credit in the order in which they are spent. POST redeems a voucher if the member may pay."""
     account = selectors.wallet(request.membership.organization)
     if account is None:
-        return render(request, "billing/no_wallet.html")
+        return render(request, "billing/no_wallet.html", {"heading": _("Credit")})
     form = VoucherForm(request.POST or None)
     if request.method == "POST":
         if not request.membership.allows(Capability.PAY):

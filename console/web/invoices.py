@@ -41,7 +41,7 @@ def invoice_list(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = selectors.wallet(organization)
     if account is None:
-        return render(request, "billing/no_wallet.html")
+        return render(request, "billing/no_wallet.html", {"heading": _("Invoices")})
     page = Paginator(invoices.invoices_for(organization), PAGE_SIZE).get_page(request.GET.get("page"))
     details = BillingDetails.objects.filter(organization=organization).first()
     return render(

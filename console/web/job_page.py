@@ -129,6 +129,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "receipt": selectors.receipt(job) if job.is_ended else None,
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
+        "measures_purchase": selectors.measures_purchase(job),
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.files_expire_soon(job),
         # The price of a notebook in which the member can look into a failed job; None if the page offers none.

@@ -109,7 +109,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = billing.wallet(organization)
     if account is None or not is_active(organization):
-        return render(request, "jobs/training_inactive.html")
+        return render(request, "jobs/training_inactive.html", {"heading": _("New notebook")})
     images = list(storage.images_for(organization))
     not_ready = problems(images)
     image = default_image([candidate for candidate in images if candidate.pk not in not_ready])

@@ -102,7 +102,7 @@ def sweep_new(request: MemberRequest) -> HttpResponse:
     """Show the form. `?job=` starts from a training, `?sweep=` from an earlier sweep. Without either, offer jobs."""
     organization = request.membership.organization
     if billing.wallet(organization) is None or not is_active(organization):
-        return render(request, "jobs/training_inactive.html")
+        return render(request, "jobs/training_inactive.html", {"heading": _("New sweep")})
     origin = _find_origin(organization, request.GET)
     if origin is None:
         trainings = rows.queryset(organization).filter(builtin_script="", started_at__isnull=False).order_by("-pk")

@@ -150,7 +150,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
     organization = request.membership.organization
     account = billing.wallet(organization)
     if account is None or not is_active(organization):
-        return render(request, "jobs/training_inactive.html")
+        return render(request, "jobs/training_inactive.html", {"heading": _("New training")})
     images = list(storage.images_for(organization))
     workspaces = list(storage.workspaces_for(organization).only("name", "folder"))
     specs = specs_on_offer(account.currency)
@@ -330,7 +330,7 @@ def training_free_estimate(request: MemberRequest) -> HttpResponse:
         return _quote_card(request, quote, problem=error_text(error))
     messages.success(
         request,
-        _("The probe is queued. It is free and runs for at most one minute. Request a new quote when it has ended."),
+        _("The free estimate is queued. It runs for at most one minute. Its page then leads to the new price."),
     )
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 

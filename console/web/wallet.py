@@ -65,7 +65,7 @@ def wallet(request: MemberRequest) -> HttpResponse:
     """Show the wallet. `?amount=` (minor units) fills in the top-up form."""
     account = selectors.wallet_with_settings(request.membership.organization)
     if account is None:
-        return render(request, "billing/no_wallet.html")
+        return render(request, "billing/no_wallet.html", {"heading": _("Wallet")})
     requested = request.GET.get("amount", "")
     if requested.isdecimal() and len(requested) <= MAX_AMOUNT_DIGITS:
         requested_minor = max(int(requested), settings.TOP_UP_MINIMUM_MINOR)

@@ -7,11 +7,15 @@
     const dark = chosen() === "dark" || (chosen() === "auto" && system.matches);
     document.documentElement.setAttribute("data-bs-theme", dark ? "dark" : "light");
   };
-  apply();
-  system.addEventListener("change", apply);
-  window.trainyardTheme = (choice) => {
-    localStorage.setItem("trainyard-theme", choice);
+  // Charts, which draw their own colours, listen for the event.
+  const change = () => {
     apply();
     document.dispatchEvent(new CustomEvent("trainyard:theme"));
+  };
+  apply();
+  system.addEventListener("change", change);
+  window.trainyardTheme = (choice) => {
+    localStorage.setItem("trainyard-theme", choice);
+    change();
   };
 })();

@@ -93,7 +93,7 @@ def test_free_runs_are_named_in_the_language_of_the_reader(customer):
         assert (title_of(check), title_of(free_estimate)) == ("镜像检查：pytorch", "免费试测：train.py")
     assert (
         (title_of(check), title_of(free_estimate))
-        == ("Check of pytorch", "Probe of train.py")
+        == ("Check of pytorch", "Free estimate of train.py")
         == (check.name, free_estimate.name)
     )
 
@@ -253,7 +253,8 @@ def test_a_free_estimate_is_limited_and_its_rerun_is_paid(customer):
     BillingPolicy.objects.create(probes_per_day=2)
     job = order_free_estimate(customer, nodes=8, max_seconds=86_400, retries=3, ceiling_minor=5).job
     assert (job.nodes, job.deadline_seconds, job.retries, job.min_nodes) == (1, 60, 0, 0)
-    order = orders.rerun(membership=customer.membership, job=job, changes={"nodes": 2})
+    order = orders.rerun(membership=customer.membership, job=job, changes={"ceiling_minor": None})
+    assert (order.job.nodes, order.job.retries, order.quote.purchase["max_seconds"]) == (8, 3, 86_400), "as asked for"
     assert order.quote.ceiling_minor > 0
     assert "probe" not in order.quote.purchase
     assert left(customer) == 1, "the rerun is no free estimate"

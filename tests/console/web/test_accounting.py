@@ -198,6 +198,17 @@ def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
         job = Job.objects.get()
         assert answer["HX-Redirect"] == reverse("job_detail", args=[job.pk])
     assert job.order.quote.ceiling_minor == 0
+    start(job)
+    customer.backend.start(f"job-{job.pk}-1")
+    reconciliation.reconcile_job(job_pk=job.pk)
+    shown = text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "events"}))
+    assert ("This run is free." in shown, "You pay" in shown, "harging" in shown) == (True, False, False)
+    customer.end(job.attempts.get(), Outcome.TIME_LIMIT)
+    for epoch, sentence in ((0, "nothing was measured"), (1, "The next quote is based on it.")):
+        Job.objects.update(epoch=epoch)
+        assert sentence in text(owner_page.get(reverse("job_detail", args=[job.pk])))
+    form = text(owner_page.get(reverse("training_new"), {"rerun": job.pk}))
+    assert 'name="max_time" inputmode="decimal" value="60"' in form, "as in the quote"
     BillingPolicy.objects.create(probes_per_day=0)
     assert "used up" in text(owner_page.post(reverse("training_free_estimate"), {"quote": str(customer.quote().pk)}))
 

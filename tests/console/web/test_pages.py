@@ -203,8 +203,13 @@ def test_a_form_of_an_ended_session_returns_to_its_page(db, client):
 
 def test_pages_open_before_activation_and_for_a_user_who_creates_an_organization(owner, browser):
     client = browser(owner)
-    for name in ("overview", "wallet", "training_new", "job_list", "dataset_list", "workspace_list", "activation"):
-        assert client.get(reverse(name)).status_code == 200, name
+    for name, heading in (
+        ("overview", "Overview"), ("wallet", "Wallet"), ("training_new", "New training"), ("sweep_new", "New sweep"),
+        ("notebook_new", "New notebook"), ("cost_list", "Costs"), ("invoice_list", "Invoices"),
+        ("credit_list", "Credit"), ("card_list", "Cards and automatic top-ups"), ("job_list", "Jobs"),
+        ("dataset_list", "Datasets"), ("workspace_list", "Workspaces"), ("activation", "Distributed training"),
+    ):  # fmt: skip
+        assert f'<h1 class="page-title">{heading}</h1>' in client.get(reverse(name)).text, name
     assert b"Activate the service" in client.get(reverse("overview")).content
     assert b"Accept the terms to activate the service." in client.post(reverse("activation"), {}).content
     assert not is_active(owner.organization)
