@@ -42,12 +42,21 @@ def buy(*, top_up: TopUp) -> Order | None:
 
 
 def buy_all() -> int:
-    """Buy every valid quote that was paid for. Return how many were bought."""
+    """Buy every valid quote that was paid for, the oldest payment first. Return how many were bought.
+
+    A failure is logged and retried by the next call; the others are not affected.
+    """
     # A bought quote has a hold, so `quote__hold=None` leaves it out.
     top_ups = TopUp.objects.filter(
         state=TopUp.States.PAID, quote__hold=None, quote__expires_at__gt=timezone.now()
     ).select_related("quote__organization", "created_by")
-    return sum(buy(top_up=top_up) is not None for top_up in top_ups)
+    bought = 0
+    for top_up in top_ups.order_by("created_at"):
+        try:
+            bought += buy(top_up=top_up) is not None
+        except Exception:
+            logger.exception("Quote %s was paid for and could not be bought. It will be retried.", top_up.quote_id)
+    return bought
 
 
 @shared_task

@@ -6,6 +6,7 @@ import pytest
 from django.utils import timezone
 
 from billing.models import Quote
+from console.core.errors import InvalidInput
 from jobs import checks, comparison
 from jobs.availability import Load, wait_seconds
 from jobs.errors import ChoiceUnavailable
@@ -35,8 +36,10 @@ def test_an_alternative_has_the_price_that_a_quote_for_it_has(customer):
 def test_an_alternative_that_cannot_be_quoted_says_why(customer):
     customer.quota(max_running_nodes=2)
     quote = customer.quote()
-    is_refused = {each.nodes: bool(each.refusal) for each in comparison.compare(quote).by_nodes}
-    assert is_refused == {1: False, 2: False, 4: True}
+    refusals = {each.nodes: each.refusal for each in comparison.compare(quote).by_nodes}
+    with pytest.raises(InvalidInput) as refused:
+        customer.quote(nodes=4)
+    assert refusals == {1: "", 2: "", 4: refused.value.fields["nodes"]}
     (customer.folder / "train.py").unlink()
     with pytest.raises(ChoiceUnavailable):
         comparison.compare(quote)

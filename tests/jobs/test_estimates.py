@@ -165,7 +165,9 @@ def test_a_free_estimate_is_free_and_estimates_the_first_run_by_its_whole_epochs
     assert estimate(customer, nodes=1, workers_per_node=2).source == "reference", "with other ranks it measured nothing"
     two = estimate(customer, nodes=2, epochs=10)
     assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
-    assert two.p90_seconds > one.p90_seconds / 2
+    # How it scales was not measured, so the margin of two nodes is wider.
+    margin = one.p90_seconds / one.p50_seconds * UNMEASURED_SPREAD
+    assert two.p90_seconds == pytest.approx(two.p50_seconds * margin, rel=0.001)
     ended = job.started_at + timedelta(seconds=45)
     Attempt.objects.filter(job=job).update(cursor={"epoch_finished_at": ended.timestamp()})
     assert estimate(customer, nodes=1, epochs=10).p50_seconds == pytest.approx(150, abs=1)  # 3 epochs took 45 s

@@ -165,6 +165,23 @@ def test_a_paid_quote_is_bought_although_its_page_was_closed_but_not_after_a_dec
     assert Order.objects.get().quote == quote
 
 
+def test_a_purchase_that_fails_keeps_no_other_from_being_bought(owner_page, customer, quote, provider, monkeypatch):
+    place_order = checkout.orders.place_order
+    other = customer.quote()
+
+    def fail_first(*, membership, quote):
+        if quote != other:
+            raise OSError("The workspace cannot be read.")
+        return place_order(membership=membership, quote=quote)
+
+    monkeypatch.setattr(checkout.orders, "place_order", fail_first)
+    for each in (quote, other):
+        pay_quote(owner_page, each, provider)
+    provider.deliver()
+    assert checkout.buy_all() == 1
+    assert Order.objects.get().quote == other
+
+
 def test_the_payment_for_an_expired_quote_stays_in_the_wallet(owner_page, customer, quote, provider):
     top_up = pay_quote(owner_page, quote, provider)
     provider.deliver()

@@ -53,7 +53,8 @@ def test_an_incomplete_submission_is_no_run_and_can_be_repeated(harness):
     with pytest.raises(RunNotFound):
         harness.backend.describe("job-1-1")
     assert harness.backend.names() == ["job-1-1"], "reconciliation sees it"
-    harness.complete("print('ran')")
+    harness.complete("print('ran again')")
+    assert harness.log() == "ran again\n"
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):
