@@ -203,6 +203,9 @@ def advance() -> set[str]:
                 waiting.append(layer)
         # An organization has one installation at a time on each cluster, and one on this machine (the cluster "").
         busy = {(layer.cluster, layer.organization_id) for layer in waiting if _is_working(layer)}
+        # Organizations take turns, so that one with many installations does not keep the others waiting. The sort is
+        # stable, so each organization's own installations keep their order.
+        waiting.sort(key=_last_started_at)
         awaited = set(Job.objects.filter(awaits_packages=True).values_list("packages", flat=True))
         for layer in waiting:
             slot = (layer.cluster, layer.organization_id)
@@ -217,6 +220,14 @@ def advance() -> set[str]:
                 _start(layer)
                 busy.add(slot)
         return _release_jobs()
+
+
+def _last_started_at(layer: PackageLayer) -> float:
+    """Return when the last installation of the layer's organization was started on this machine; 0 if none was.
+
+    A cluster has as many installations at once as organizations, so they need not take turns there.
+    """
+    return 0.0 if layer.cluster else builder.last_started_at(_layer_folder(layer))
 
 
 def remove_unused() -> None:

@@ -68,6 +68,7 @@ _REFUSED_CALLS = (
     ("fsmount", 432, 432, errno.EPERM),
     ("fspick", 433, 433, errno.EPERM),
     ("mount_setattr", 442, 442, errno.EPERM),
+    ("open_tree_attr", 467, 467, errno.EPERM),
     ("bpf", 321, 280, errno.EPERM),
     ("perf_event_open", 298, 241, errno.EPERM),
     ("userfaultfd", 323, 282, errno.EPERM),

@@ -42,6 +42,8 @@ and uv reports errors at the end."""
 MAX_CACHE_BYTES = 2 << 30
 """A cache larger than this is removed after an installation: the cache only saves downloads, and each organization has
 one."""
+_LAST_START = "last-start"
+"""The file in an organization's folder whose time is that of its last installation's start."""
 _MAX_REASON_LENGTH = 2000
 """Maximum length of the reason for a failure, which pages show: enough for uv's explanation of a conflict."""
 _START_AND_END_SECONDS = 60
@@ -284,6 +286,7 @@ def try_lock(layer: Layer) -> Iterator[bool]:
 def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
     """Start the process that installs the layer's packages. It continues if this process ends."""
     layer.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (layer.folder.parent / _LAST_START).touch()
     remove_result(layer)
     write_json(layer.folder / "request.json", dataclasses.asdict(request))
     # Not `-m`: in the folder `/` that module is not found, since `runtime` is not an installed package.
@@ -297,6 +300,14 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
             cwd="/",
             start_new_session=True,
         )
+
+
+def last_started_at(layer: Layer) -> float:
+    """Return when the last installation of the layer's organization was started (Unix seconds); 0 if none was."""
+    try:
+        return (layer.folder.parent / _LAST_START).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def is_working(layer: Layer) -> bool:

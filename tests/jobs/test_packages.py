@@ -37,11 +37,18 @@ class Installer:
         monkeypatch.setattr(builder, "start", self.start)
         monkeypatch.setattr(builder, "result_of", lambda layer: self.results.get(layer.key))
         monkeypatch.setattr(builder, "remove_result", lambda layer: self.results.pop(layer.key, None))
+        monkeypatch.setattr(builder, "last_started_at", self.last_started_at)
         monkeypatch.setattr(builder, "is_working", lambda layer: layer.organization_id in self.busy)
 
     def start(self, layer, request):
         self.started.append((layer, request))
         self.busy.add(layer.organization_id)
+
+    def last_started_at(self, layer):
+        starts = [
+            number for number, (each, _) in enumerate(self.started, 1) if each.organization_id == layer.organization_id
+        ]
+        return max(starts, default=0)
 
     def end(self, reason="", **values):
         """End the last installation. Return the clusters on which jobs can start then."""
@@ -235,6 +242,18 @@ def test_organizations_share_no_layer(customer, other, installer):
             str(each.organization.pk) for each in (customer, other)
         }
         assert len(installer.started) == 2
+
+
+def test_organizations_take_turns_at_the_installer(customer, other, installer, monkeypatch):
+    monkeypatch.setattr(packages, "MAX_INSTALLATIONS", 1)
+    for buyer, line in ((customer, "einops"), (customer, "ujson"), (other, "einops<2")):
+        buyer.write("requirements.txt", line)
+        buyer.job(requirements="requirements.txt")
+    packages.advance()
+    installer.end()
+    installer.end()
+    order = [layer.organization_id for layer, _request in installer.started]
+    assert order == [str(each.organization.pk) for each in (customer, other, customer)]
 
 
 def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, settings):

@@ -156,7 +156,9 @@ def test_an_installation_whose_process_was_killed_starts_over(layer, index, requ
     started = tmp_path / "packages" / "7" / "cache" / "started"  # the cache is /workspace in the sandbox
     index.add_source("import signal\ndef attack():\n    open('/workspace/started', 'w').close()\n    signal.pause()\n")
     index.add_wheel("alpha")
+    assert builder.last_started_at(layer) == 0
     process = builder.start(layer, request_of("hostile"))
+    assert builder.last_started_at(layer) > 0
     wait_for(started.exists, 60)
     assert builder.is_working(layer)
     # While a process installs, a second one ends and changes nothing.
