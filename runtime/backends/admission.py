@@ -16,9 +16,12 @@ from runtime.images import venvs
 from runtime.images.recipes import can_use_gpus
 from runtime.specs import JOBS_TARGET, NAME_PATTERN, Controller, Flavour, Image, Mount, RunSpec
 
-_CHECKPOINT_KEY_PATTERN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+CHECKPOINT_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 """Valid checkpoint keys. A key names a folder, so it has no '/', does not begin with '.', and is shorter than the
 255 bytes that a file name may have."""
+_IMAGE_REFERENCE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
+"""A registry's host and the image's path, then an optional tag and an optional digest. It becomes part of arguments of
+programs. `storage.images` checks more."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})
 """Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(
@@ -49,7 +52,7 @@ def check_values(spec: RunSpec) -> None:
     """Check the parts of a spec that do not depend on this machine. Raises InvalidSpec."""
     check_name(spec.name)
     _check_numbers(spec)
-    if spec.checkpoint_key and not _CHECKPOINT_KEY_PATTERN.match(spec.checkpoint_key):
+    if spec.checkpoint_key and not CHECKPOINT_KEY.match(spec.checkpoint_key):
         raise InvalidSpec("The checkpoint key may hold letters, digits, '.', '_' and '-'.", field="checkpoint_key")
     for target in (*_mount_roots(spec), *(mount.target for mount in spec.mounts)):
         _check_target(target)
@@ -108,6 +111,12 @@ def check_image(image: Image, images_root: Path, controller: Controller = Contro
         raise InvalidSpec(f"The image '{name}' has no mpirun. Choose gloo, or an image with MPI.", field="controller")
     if gpus:  # otherwise the flavour, which is read from the disk, makes no difference
         check_gpus(image, venvs.flavour(images_root, name), gpus)
+
+
+def check_reference(image: Image) -> None:
+    """Check the reference of a customer's own image. Raises InvalidSpec with the field `image`."""
+    if not _IMAGE_REFERENCE.match(image.reference):
+        raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
 
 
 def check_gpus(image: Image, flavour: Flavour | None, gpus: int) -> None:

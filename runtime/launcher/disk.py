@@ -28,6 +28,8 @@ _ENTRIES_PER_STEP = 128
 """Entries that are read between two checks of the clock. They take far less than `_STEP_SECONDS`."""
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
+_FIRST_STEP_SECONDS = 0.05
+"""How long such a step may take until the initial sizes are known. It makes a timer of the supervisor this late."""
 _MIN_PAUSE_SECONDS = 2.0
 """Minimum pause between two measurements. Only a run that writes more than 128 MiB per second fills `RESERVE_BYTES` in
 this time."""
@@ -158,9 +160,11 @@ class DiskLimit:
         """Measure the folders, before customer code can write to them. Takes about `_INITIAL_SECONDS` each at most."""
         for name, folder in self._folders.items():
             if name not in self._initial_bytes:
-                usage = measure([folder], _INITIAL_SECONDS)
-                if usage is not None:
-                    self._initial_bytes[name] = usage.bytes
+                measurement = FolderMeasurement([folder])
+                if measurement.step(_INITIAL_SECONDS) and measurement.usage is not None:
+                    self._initial_bytes[name] = measurement.usage.bytes
+                else:
+                    self._measurements[name] = measurement  # `check` goes on with it
         self._knows_initial_sizes = set(self._folders) <= set(self._initial_bytes)
 
     def check(self, now: float, record: Record) -> Optional[Verdict]:
@@ -178,16 +182,19 @@ class DiskLimit:
                 self._measurements[_DELETED_FILES] = DeletedFileMeasurement(
                     self._open_files(), list(self._folders.values())
                 )
+        # Until all initial sizes are known, what the run writes to the rest may count as older.
+        is_first = not set(self._folders) <= set(self._initial_bytes)
         step_started_at = time.monotonic()
         is_complete = True
         for measurement in self._measurements.values():
-            is_complete &= measurement.step(_STEP_SECONDS)
+            is_complete &= measurement.step(_FIRST_STEP_SECONDS if is_first else _STEP_SECONDS)
         self._measuring_seconds += time.monotonic() - step_started_at
         if not is_complete:
             return None
         verdict = self._evaluate(record)
         self._measurements = {}
-        self._next_measurement_at = now + max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
+        if not is_first:
+            self._next_measurement_at = now + max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         return verdict
 
     def has_filled_the_disk(self) -> bool:
@@ -223,8 +230,8 @@ class DiskLimit:
             usage = measurement.usage
             if usage is None:
                 continue
-            # A folder that took too long before the start has the size of its first measurement, with what the run had
-            # written by then. Deleted files are the run's own.
+            # The size of a folder that took too long before the start includes what the run wrote meanwhile to the
+            # part that was counted after the start. Deleted files are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
             added_bytes = usage.bytes - initial_bytes
             # Room that the platform's files do not use is no room for the other folders.

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runtime.backends import log_chunks
-from runtime.backends.admission import check_gpus, extension_error
+from runtime.backends.admission import check_gpus, check_reference, extension_error
 from runtime.backends.base import CheckResult, ShellTunnel, Tunnel
 from runtime.backends.kubernetes import check as cluster_check
 from runtime.backends.kubernetes import names
@@ -40,8 +39,6 @@ from runtime.launcher.record import STACKS_LIMIT_BYTES
 from runtime.launcher.topology import Plan
 from runtime.specs import Capacity, Controller, FailureCode, Image, LogChunk, Outcome, RunPhase, RunSpec, RunStatus
 
-# A registry's host and the image's path, then an optional tag and an optional digest.
-_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
 _ABANDONED_SECONDS = 900.0
 """Age at which a Job whose submission is incomplete is deleted. A submission takes seconds, and the console repeats a
 failed one for some minutes."""
@@ -274,8 +271,8 @@ class KubernetesBackend:
                     field="image",
                 )
             check_gpus(image, self._config.flavours.get(image.builtin), gpus)
-        elif not _IMAGE_REFERENCE.match(image.reference):
-            raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
+        else:
+            check_reference(image)
 
     def image_identity(self, image: Image) -> str:
         """See `Backend.image_identity`."""

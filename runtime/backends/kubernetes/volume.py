@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.backends.admission import CHECKPOINT_KEY
 from runtime.backends.log_chunks import RawChunk, Times, read_raw_chunk, read_times
 from runtime.errors import BackendUnavailable
 from runtime.trash import Trash, remove_tree
 
-_SHARED_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
-"""Keys as `admission` accepts them. None of them leads out of the folders in `_SHARED_FOLDERS`."""
 _SHARED_FOLDERS = (".checkpoints", ".outputs")
 """Folders that have one folder for each checkpoint key, with the files that a job's attempts share."""
 _SUBFOLDERS = ("", "run", "run/tensorboard", "logs", "nodes", "checkpoints", "outputs")
@@ -148,7 +146,7 @@ class RunFolders:
         """Remove the checkpoints and outputs that attempts share under this key."""
         for parent in _SHARED_FOLDERS:
             folder = self.root / parent / key
-            if _SHARED_KEY.match(key) and folder.is_dir():
+            if CHECKPOINT_KEY.match(key) and folder.is_dir():
                 remove_tree(folder)
 
     def _create_for_pods(self, folder: Path) -> None:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import secrets
 import threading
 import time
@@ -50,8 +49,6 @@ _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
 that a process makes in parallel."""
-_IMAGE_REFERENCE = re.compile(r"^[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
-"""An image reference, which becomes part of an argument on compute nodes. `storage.images` checks more."""
 # Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
 # texts are in Slurm's src/common/slurm_errno.c.
 _CANNOT_FIT = (
@@ -180,12 +177,12 @@ class SlurmBackend(FolderBackend):
         """See `Backend.check_image`. Does not ask the registry, since the console may have no access to it."""
         if image.builtin or not self._config.containers:
             super().check_image(image, controller, gpus=gpus)
-        elif not _IMAGE_REFERENCE.match(image.reference):
-            raise InvalidSpec(f"'{image.reference}' is not a valid image reference.", field="image")
-        elif controller is Controller.MPI:
+            return
+        admission.check_reference(image)
+        if controller is Controller.MPI:
             # The launcher would run the image's mpirun, but only ranks may run programs of an own image (`container`).
             raise InvalidSpec("Own images cannot use MPI on this cluster. Choose gloo.", field="controller")
-        elif gpus:
+        if gpus:
             # An image has no GPU driver, and the sandbox does not mount the machine's driver into it.
             raise InvalidSpec("Own images cannot use GPUs on this cluster. Choose a built-in image.", field="gpus")
 

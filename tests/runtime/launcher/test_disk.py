@@ -155,7 +155,11 @@ def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeyp
     monkeypatch.setattr(disk, "_INITIAL_SECONDS", 0.0)
     for number in range(200):  # too many for a time limit of 0 s
         (tmp_path / "workspace" / str(number)).touch()
-    large = disk.DiskLimit(1 << 40, folders)
+    large = disk.DiskLimit(1 << 20, folders)
     large.measure_before_start()
+    for number in range(200):
+        (tmp_path / "workspace" / str(number)).write_bytes(bytes(1 << 16))
     assert large.check(1.0, Record(tmp_path, None, node=0, address="")) is None
+    verdict = large.check(2.0, Record(tmp_path, None, node=0, address=""))
+    assert verdict.code == "disk_full", "the files that were counted before the start have grown"
     assert large.has_filled_the_disk(), "the workspace was too large to be measured before the run, so in doubt it has"
