@@ -42,7 +42,11 @@ def copy_migrated_database(var: Path) -> None:
             for older in source.parent.glob("test-database-*"):
                 shutil.rmtree(older)
             _migrate_empty_database().rename(source)
-    shutil.copytree(source, Embedded(var).data_dir, symlinks=True)
+    target = Embedded(var).data_dir
+    partial = target.with_name(f"{target.name}.new")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, symlinks=True)
+    partial.rename(target)  # so that a test process that is killed leaves no half of a database
 
 
 def _migrate_empty_database() -> Path:

@@ -10,6 +10,7 @@ import pytest
 
 from runtime.specs import FailureCode, Framework, Outcome, Resources
 from tests.console.processes import children
+from tests.runtime.backends import hostile
 from tests.runtime.conftest import LocalHarness
 from tests.runtime.images_of_ours import EXAMPLES, use_image
 
@@ -149,19 +150,17 @@ def heavy(test):
     return pytest.mark.slow(pytest.mark.cores(2)(pytest.mark.torch(test)))
 
 
-@pytest.fixture
-def horovod_harness(harness, digits):
-    """The horovod image, the examples and the digits. Horovod may notice a lost peer only after its own 30 seconds."""
+def use_example(harness, image, script, digits):
+    """Use a built image, an example and the digits."""
     shutil.unpack_archive(digits, harness.dataset, filter="data")
-    for name in ("horovod_elastic.py", "mnist_ddp.py"):
-        shutil.copy(EXAMPLES / name, harness.workspace)
-    harness.patience = 200
-    return use_image(harness, "horovod")
+    shutil.copy(EXAMPLES / script, harness.workspace)
+    harness.patience = 200  # Horovod may notice a lost peer only after its own 30 seconds
+    use_image(harness, image)
 
 
 @heavy
-def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harness):
-    harness = horovod_harness
+def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(harness, digits):
+    use_example(harness, "horovod", "horovod_elastic.py", digits)
     settings = {**SETTINGS, "framework": Framework.HOROVOD, "checkpoint_key": "elastic"}
     # "": the script is an example, not `train.py`.
     harness.submit("", script="horovod_elastic.py", nodes=3, min_nodes=2, epochs=3, **settings)
@@ -196,9 +195,9 @@ def test_horovod_goes_on_without_a_node_and_resumes_at_another_size(horovod_harn
 
 
 @heavy
-def test_ddp_resumes_on_the_nodes_that_are_left(horovod_harness):
-    # The horovod image has all that the pytorch image has.
-    harness = horovod_harness
+def test_ddp_resumes_on_the_nodes_that_are_left(harness, digits):
+    use_example(harness, "pytorch", "mnist_ddp.py", digits)
+    hostile.warm(harness)  # so that one process imports torch, not each of the ranks
     harness.submit("", script="mnist_ddp.py", nodes=3, min_nodes=2, epochs=4, **SETTINGS)
     harness.wait_for_text("epoch 1/4")
     harness.lose_node(1)

@@ -3,6 +3,7 @@
 import pytest
 
 from runtime.specs import FailureCode, Outcome, Resources
+from tests.runtime.backends import hostile
 from tests.runtime.images_of_ours import use_image
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
@@ -102,6 +103,7 @@ def test_ranks_that_wait_for_each_other_at_full_speed_hang(harness):
 @pytest.mark.torch
 def test_a_rank_that_skips_a_collective_is_named(harness):
     use_image(harness, "pytorch")
+    hostile.warm(harness)  # so that one process imports torch, not four
     failure = hang(
         harness, SKIP, workers_per_node=2, resources=Resources(cpus=2, memory_mib=4096), deadline_seconds=120
     )
