@@ -10,7 +10,7 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.templatetags.static import static
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_lazy
 
 PRIMARY = {
     "50": "#eef2ff",
@@ -27,39 +27,40 @@ PRIMARY = {
 }
 
 TEXTS = (
-    gettext_noop("Add row"),
-    gettext_noop("After you've created a user, you’ll be able to edit more user options."),
-    gettext_noop("All applications"),
-    gettext_noop("Apply Filters"),
-    gettext_noop("Choose file to upload"),
-    gettext_noop("Click to cancel"),
-    gettext_noop("Click to download"),
-    gettext_noop("Expand row"),
-    gettext_noop("False"),
-    gettext_noop("General"),
-    gettext_noop("Go back"),
-    gettext_noop("Image preview"),
-    gettext_noop("Loading more results..."),
-    gettext_noop("More actions"),
-    gettext_noop("No data"),
-    gettext_noop("No recent searches"),
-    gettext_noop("No results matching your query"),
-    gettext_noop("Recent searches"),
-    gettext_noop("Record picture"),
-    gettext_noop("Reset filters"),
-    gettext_noop("Return to site"),
-    gettext_noop("Search apps and models..."),
-    gettext_noop("Select all rows"),
-    gettext_noop("Select value"),
-    gettext_noop("Submit"),
-    gettext_noop("System"),
-    gettext_noop("This item will be deleted."),
-    gettext_noop("Toggle password visibility"),
-    gettext_noop("True"),
-    gettext_noop("Type to search"),
-    gettext_noop("You have been successfully logged out from the administration"),
+    gettext_lazy("Add row"),
+    gettext_lazy("After you've created a user, you’ll be able to edit more user options."),
+    gettext_lazy("All applications"),
+    gettext_lazy("Apply Filters"),
+    gettext_lazy("Choose file to upload"),
+    gettext_lazy("Click to cancel"),
+    gettext_lazy("Click to download"),
+    gettext_lazy("Expand row"),
+    gettext_lazy("False"),
+    gettext_lazy("General"),
+    gettext_lazy("Go back"),
+    gettext_lazy("Image preview"),
+    gettext_lazy("Loading more results..."),
+    gettext_lazy("More actions"),
+    gettext_lazy("No data"),
+    gettext_lazy("No recent searches"),
+    gettext_lazy("No results matching your query"),
+    gettext_lazy("Recent searches"),
+    gettext_lazy("Record picture"),
+    gettext_lazy("Reset filters"),
+    gettext_lazy("Return to site"),
+    gettext_lazy("Search apps and models..."),
+    gettext_lazy("Select all rows"),
+    gettext_lazy("Select value"),
+    gettext_lazy("Submit"),
+    gettext_lazy("System"),
+    gettext_lazy("This item will be deleted."),
+    gettext_lazy("Toggle password visibility"),
+    gettext_lazy("True"),
+    gettext_lazy("Type to search"),
+    gettext_lazy("You have been successfully logged out from the administration"),
 )
-"""Texts of django-unfold that the admin's pages show, for `make messages`: it has no Chinese translations."""
+"""Texts of django-unfold on the admin's pages, for `make messages`: it has no Chinese translations. They are lazy,
+because this module is imported while Django's settings are read, and a translation needs them."""
 
 
 def style(_request: HttpRequest) -> str:
