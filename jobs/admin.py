@@ -106,10 +106,11 @@ class JobAdmin(LargeTableAdmin):
     # The customer's page, one click away, has the configuration and what the run reports. With all columns, this page
     # would take 0.1 s of CPU.
     fields = (
-        "organization", "order", "placed_by", "name", "state", "reason", "detail", "waiting_code", "node_spec", "nodes",
+        "organization", "order", "placed_by", "name", "state", "reason", "detail", "waiting", "node_spec", "nodes",
         "queued_at", "not_before", "started_at", "cancel_requested_at", "finished_at", "deadline_seconds",
         "traceparent",
     )  # fmt: skip
+    readonly_fields = ("waiting",)
     inlines = (AttemptInline, EventInline)
     actions_list = ("calibration",)
     actions_detail = ("customers_page", "log", "stop", "move")
@@ -119,6 +120,11 @@ class JobAdmin(LargeTableAdmin):
         jobs: QuerySet[models.Job] = super().get_queryset(request)
         is_list = request.resolver_match is None or "object_id" not in request.resolver_match.kwargs
         return jobs if is_list else jobs.select_related("organization", "order", "placed_by", "node_spec")
+
+    @admin.display(description=gettext_lazy("waiting for"))
+    def waiting(self, job: models.Job) -> str:
+        """Return why a queued or starting job waits, as its customer reads it."""
+        return selectors.waiting_for(selectors.job_for(job.organization, job.pk))
 
     def has_stop_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
         """Return whether the user may change jobs: stop or move them. Unfold calls it for `permissions=("stop",)`."""

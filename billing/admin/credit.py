@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, cast
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
@@ -32,7 +34,18 @@ class CreditUseInline(ShowsAmounts, ReadOnlyInline):
 ALREADY_SUBMITTED = _("This form was already submitted with different values. Reload the page and try again.")
 
 
-class GrantForm(AmountForm):
+class ExpiryForm(AmountForm):
+    """A form with an amount that may expire."""
+
+    def clean_expires_at(self) -> datetime | None:
+        """Refuse a new time that has passed: what it limits would be useless from the start."""
+        expires_at: datetime | None = self.cleaned_data["expires_at"]
+        if expires_at and "expires_at" in self.changed_data and expires_at <= timezone.now():
+            raise forms.ValidationError(_("Choose a time in the future."))
+        return expires_at
+
+
+class GrantForm(ExpiryForm):
     """The form of a new credit. Submitting it twice grants one credit."""
 
     key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid4)
@@ -121,7 +134,7 @@ class RedemptionInline(ShowsAmounts, ReadOnlyInline):
     fields = ("organization", "received_by", "amount_minor", "used_minor", "created_at")
 
 
-class VoucherForm(AmountForm):
+class VoucherForm(ExpiryForm):
     """The form of a voucher."""
 
     class Meta:

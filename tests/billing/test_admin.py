@@ -287,6 +287,8 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
 
 def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keeps_both(admin, account):
     form = {"reason": "Welcome", "amount": "5", "currency": "usd", "max_uses": 3, "max_uses_each": 1, "is_active": "on"}
+    past = {"code": "", "expires_at_0": "2020-01-01", "expires_at_1": "00:00"}
+    assert "Choose a time in the future." in admin.post(address("voucher", "add"), form | past).content.decode()
     assert admin.post(address("voucher", "add"), form | {"code": ""}).status_code == 302
     voucher = Voucher.objects.get()
     code = voucher.code

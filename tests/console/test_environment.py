@@ -1,9 +1,16 @@
 """Settings read from the environment: an invalid value stops the start with a sentence that names the setting."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def environment(**variables):
@@ -65,3 +72,13 @@ def test_valid_values_are_read():
     assert env.time_zone("ZONE", "UTC") == "Asia/Shanghai"
     assert env.database("DATABASE", "")["PASSWORD"] == "a/b"
     assert env.redis_address("REDIS", "") == "rediss://:pass@cache:6380/0"
+
+
+def test_an_invalid_value_stops_every_command(tmp_path):
+    # LOG_LEVEL is one of the last settings. If a module used Django's settings while they are read, Django would take
+    # those read so far for all, and the command would go on.
+    environ = os.environ | {"TRAINYARD_VAR": str(tmp_path), "LOG_LEVEL": "LOUD"}
+    command = [sys.executable, "manage.py", "check"]
+    answer = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert "LOG_LEVEL is 'LOUD'. It must be one of: CRITICAL" in answer.stderr.splitlines()[-1]

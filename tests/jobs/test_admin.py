@@ -5,6 +5,7 @@ from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import escape
 
 from console.accounts.models import AuditEvent
 from console.web import activity
@@ -33,6 +34,9 @@ def test_jobs_and_orders_are_read_only(admin, customer):
 
 def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, customer):
     job = customer.job()
+    reason = selectors.waiting_for(selectors.job_for(job.organization, job.pk))
+    assert reason
+    assert escape(reason) in admin.get(reverse("admin:jobs_job_change", args=[job.pk])).content.decode()
     page = reverse("admin:jobs_job_stop", args=[job.pk])
     assert "ends as if the customer had cancelled it" in admin.get(page).content.decode()
     assert "The reason must have" in admin.post(page, {"why": " "}).content.decode()
