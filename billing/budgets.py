@@ -129,7 +129,9 @@ def states(organization: Organization) -> list[BudgetState]:
 
 def states_of(account: Account) -> list[BudgetState]:
     """Return the budgets of a wallet's organization with their committed money, the organization's own first."""
-    budgets = Budget.objects.filter(IS_ACTIVE, organization=account.organization_id).select_related("user")
+    budgets = Budget.objects.filter(IS_ACTIVE, organization=account.organization_id).order_by()
+    # Most organizations have no budgets of members, and then need no columns of users.
+    budgets = budgets.prefetch_related("user")
     return sorted(_load_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
 

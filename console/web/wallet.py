@@ -149,10 +149,9 @@ def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
     )
 
 
-def _titled_holds(organization: Organization) -> QuerySet[Hold]:
-    """Return an organization's open holds, newest first, with what the wallet shows of their jobs and sweeps."""
-    # `open_holds` also loads account and quote, of which the wallet shows nothing.
-    holds = selectors.open_holds(organization).select_related(None)
+def _titled_holds(account: Account) -> QuerySet[Hold]:
+    """Return a wallet's open holds, newest first, with what the wallet shows of their jobs and sweeps."""
+    holds = Hold.objects.filter(account=account, state=Hold.States.HELD).order_by("-id")
     return holds.select_related("order__job", "sweep").only(*HOLD_FIELDS)
 
 
@@ -200,7 +199,7 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
             "form": form,
             "suggested_amounts": suggested_amounts(account.currency),
             "page": entries_page,
-            "holds": _titled_holds(organization),
+            "holds": _titled_holds(account),
             "receipts": _titled_receipts(organization)[:MAX_LATEST_RECEIPTS],
             "credit_minor": credit.credit_minor(account),
             "owed_minor": receivables.owed_minor(account),
