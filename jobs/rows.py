@@ -55,8 +55,9 @@ def annotated(jobs: QuerySet[Job]) -> QuerySet[Job]:
 class Row:
     """A row of a list of jobs. Its text (`str`) has all values but `job`: the key under which its HTML is cached.
 
-    `progress` is that of `selectors.progress`. `waiting_for` is that of `selectors.waiting_for`, empty on pages that do
-    not show it.
+    `script` is its path after the name of the workspace, or that name alone. `progress` is that of
+    `selectors.progress`, with 0 epochs for a notebook or a check. `waiting_for` is that of `selectors.waiting_for`,
+    empty on pages that do not show it.
     """
 
     job: Any = field(repr=False)
@@ -78,15 +79,18 @@ class Row:
 
 def row(job: Any, waiting_for: str = "") -> Row:
     """Return a row; `job` comes from a queryset of `annotated`."""
+    progress = selectors.progress(job, p50_seconds=float(job.p50_seconds or 0))
+    if job.builtin_script:  # a notebook or a check has no epochs
+        progress["epochs"] = 0
     return Row(
         job=job,
         number=job.pk,
         title=selectors.title_of(job, is_free_estimate=job.is_free_estimate),
-        script=f"{job.workspace_name}/{job.code_path}",
+        script=f"{job.workspace_name}/{job.code_path}" if job.code_path else job.workspace_name,
         tags=job.tags,
         state=job.state,
         is_ended=job.is_ended,
-        progress=selectors.progress(job, p50_seconds=float(job.p50_seconds or 0)),
+        progress=progress,
         machines=f"{job.nodes} × {job.spec_title}",
         queued_at=job.queued_at,
         placed_by_email=job.placed_by_email,

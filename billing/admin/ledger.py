@@ -58,6 +58,10 @@ class WriteOffForm(AmountForm):
     class Meta:
         model = models.WriteOff
         fields = ("account", "reason")
+        help_texts = {
+            "account": _("Only accounts that owe money are listed."),
+            "reason": _("It is kept with the write-off and in the customer's audit log."),
+        }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

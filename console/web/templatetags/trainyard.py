@@ -340,10 +340,11 @@ def job_progress(state: str, progress: Mapping[str, Any], label: str) -> SafeStr
 def _progress_bar(
     state: str, *, fraction: float, epoch: int, epochs: int, eta_seconds: float | None, label: str, language: str | None
 ) -> SafeString:
-    """Render the bar. The active language is a parameter to be part of the cache's key."""
-    text = _("epoch %(epoch)s of %(epochs)s") % {"epoch": epoch, "epochs": epochs}
-    if eta_seconds is not None:
-        text += " · " + _("%(left)s left") % {"left": duration(eta_seconds)}
+    """Render the bar, or only the time left if there are no epochs. The active language is part of the cache's key."""
+    left = "" if eta_seconds is None else _("%(left)s left") % {"left": duration(eta_seconds)}
+    if not epochs:
+        return format_html('<span class="small text-secondary num">{}</span>', left or "–")
+    text = " · ".join(filter(None, (_("epoch %(epoch)s of %(epochs)s") % {"epoch": epoch, "epochs": epochs}, left)))
     return format_html(
         '<div class="w-100"><progress class="progress progress-sm is-{}" value="{}" max="1" aria-label="{}"></progress>'
         '<span class="small text-secondary num">{}</span></div>',

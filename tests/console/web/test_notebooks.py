@@ -65,6 +65,10 @@ def test_a_notebook_is_bought_once_from_a_workspace_and_offered_again(owner_page
     for tab in ("overview", "logs", "nodes", "events", "cost", "configuration"):
         assert owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": tab}).status_code == HTTPStatus.OK
     assert reverse("job_detail", args=[job.pk]) in owner_page.get(reverse("notebook_list")).text
+    Job.objects.update(state="running")
+    jobs = owner_page.get(reverse("job_list")).text
+    assert (f"{name}/<" in jobs, "epoch" in jobs.split('id="job-rows"')[-1]) == (False, False), "it has no script"
+    Job.objects.update(state="queued")
     again = form_of(owner_page.get(reverse("notebook_new"), {"again": job.pk}).text)
     assert (again["hours"], again["idle_minutes"]) == (["2"], ["20"])
 
