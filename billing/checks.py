@@ -11,7 +11,10 @@ from billing import currencies
 
 
 def check_payment_settings(**_options: Any) -> list[CheckMessage]:
-    """Check CURRENCY, and that at least one amount satisfies the limits of a top-up and of Stripe."""
+    """Check the kind of the key, CURRENCY, and that an amount satisfies the limits of a top-up and of Stripe."""
+    if settings.STRIPE_SECRET_KEY.startswith(("pk_", "whsec_")):
+        message = "STRIPE_SECRET_KEY is no secret key: every payment would be refused."
+        return [Error(message, hint="Use a key that begins with sk_ or rk_.", id="billing.E003")]
     currency = settings.CURRENCY
     if currency not in currencies.SUPPORTED:
         message = f"CURRENCY is {currency!r}, which Stripe does not support."

@@ -174,3 +174,9 @@ class TestSettings:
         (error,) = check_payment_settings()
         assert (error.id, f"TOP_UP_MAXIMUM_MINOR ({most})" in error.msg) == ("billing.E002", True)
         assert currency == "USD" or "multiples of 100" in error.hint
+
+    @pytest.mark.parametrize("key", ["pk_live_1", "whsec_1"])
+    def test_a_key_of_another_kind_is_refused_and_not_shown(self, settings, key):
+        settings.STRIPE_SECRET_KEY = key
+        (error,) = check_payment_settings()
+        assert (error.id, key in error.msg) == ("billing.E003", False)
