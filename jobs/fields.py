@@ -66,10 +66,12 @@ class FormField(serializers.Field[Any, Any, Any, Any]):
 class NameField(FormField, serializers.CharField):
     """The name of something that a form offers in a list, without surrounding spaces."""
 
+    default_error_messages: ClassVar = {"missing": gettext_lazy("Choose an option.")}
+
     def to_internal_value(self, data: Any) -> str:
         """Return the name. Raises ValidationError."""
         if not isinstance(data, str) or not data.strip() or not is_text(data):
-            raise serializers.ValidationError(_("Choose an option."))
+            raise serializers.ValidationError(self.error_messages["missing"])
         return data.strip()
 
 

@@ -518,7 +518,10 @@ class _PurchaseSerializer(_PlacementSerializer):
     node_spec = NameField()
     image = NameField()
     workspace = NameField()
-    code_path = NameField(help_text="Path of the script inside the workspace.")
+    code_path = NameField(
+        help_text="Path of the script inside the workspace.",
+        error_messages={"missing": gettext_lazy("Choose a script of the workspace.")},
+    )
     environment = EnvironmentField(
         default=dict, help_text="Variables of every rank. The names of the environment contract are reserved."
     )
