@@ -93,7 +93,7 @@ def test_every_label_of_the_admin_is_chinese_for_those_who_read_chinese(administ
         for model in filter(admin.site.is_registered, apps.get_models()):
             for place, label in labels(admin.site.get_model_admin(model), administrator_request):
                 shown[f"{model.__name__}: {place}"] = str(label)
-        shown |= {f"theme: {sentence}": gettext(sentence) for sentence in admin_theme.SENTENCES}
+        shown |= {f"theme: {sentence}": gettext(sentence) for sentence in admin_theme.TEXTS}
     assert {place: label for place, label in shown.items() if label.isascii() and label not in KEPT_IN_ENGLISH} == {}
     assert set(KEPT_IN_ENGLISH) <= set(shown.values()), "KEPT_IN_ENGLISH lists a label that is not shown"
 
