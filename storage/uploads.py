@@ -211,8 +211,8 @@ def settled_offset_of(upload: Upload) -> int:
         finally:
             _offset_waiters.release()
     offset = offset_of(upload)
-    # The earlier request may have finished the upload. The state changes before the file is moved, so if the state is
-    # still RECEIVING, the offset was read from the file.
+    # The earlier request may have finished the upload. It writes the new state before it moves the file. So the state
+    # is read after the offset: if it is still RECEIVING, the file was there when its offset was read.
     _refresh(upload)
     return offset if upload.state == Upload.States.RECEIVING else offset_of(upload)
 
@@ -454,8 +454,8 @@ def finish(upload: Upload) -> None:
     """Publish or store a complete upload, as its purpose says. Do nothing if bytes are missing. Safe to repeat.
 
     A dataset version is published from the upload's file; a workspace file is the upload's file, moved. An error that
-    the customer can act on is stored as the upload's result, which can be read for KEPT_AFTER_END, and raised. Raises
-    NotFound if the upload was terminated.
+    the customer can act on is raised, and is also stored as the upload's result, which can be read for KEPT_AFTER_END.
+    Raises NotFound if the upload was terminated.
     """
     with _finish_lock(upload) as is_locked:
         try:
@@ -506,8 +506,10 @@ def _publish_or_store(upload: Upload) -> None:
     try:
         file = _file(upload).open("rb")
     except FileNotFoundError:
-        if upload.purpose == Upload.Purposes.DATASET or upload.is_unpacked:
-            raise UploadEnded from None  # an archive is never moved, so it is lost, as after the restore of a backup
+        # An archive is never moved, and no file is moved before FINISHING, so it is lost, as after the restore of a
+        # backup.
+        if upload.purpose == Upload.Purposes.DATASET or upload.is_unpacked or upload.state == Upload.States.RECEIVING:
+            raise UploadEnded from None
         # An earlier call moved the file into the workspace, and was interrupted before it counted the file there.
         catalog.measure_workspace(workspace=selectors.workspace_named(upload.organization, upload.name))
         with transaction.atomic():
@@ -570,7 +572,8 @@ def _end(upload: Upload, **values: object) -> None:
 def _join_parts(upload: Upload) -> None:
     """Move the bytes of a final upload's parts into its file. Continue where an interrupted call ended."""
     parts = list(Upload.objects.filter(final=upload).order_by("position"))
-    if not parts or offset_of(upload) == upload.size_bytes:
+    is_joined = _file(upload).exists() and offset_of(upload) == upload.size_bytes  # a file of empty parts is needed too
+    if not parts or is_joined or upload.state == Upload.States.FINISHING:
         return
     end = 0
     with translate_os_errors():

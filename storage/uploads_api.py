@@ -30,7 +30,7 @@ from console.core.errors import InvalidInput
 from console.core.pagination import NewestFirst
 from storage import direct_uploads, tasks, uploads
 from storage.api import page_of
-from storage.errors import StorageError, TooLarge
+from storage.errors import OffsetConflict, StorageError, TooLarge
 from storage.models import Upload
 from storage.upload_stream import RawBody, body_of
 
@@ -125,6 +125,8 @@ class _TusView(TenantView):
     def receive(self, request: Request, upload: Upload, offset: int) -> int:
         """Append the request's body at `offset`, and finish the upload at its last byte; return the new offset."""
         left = upload.size_bytes - offset
+        if left < 0:
+            raise OffsetConflict
         try:
             stream = body_of(request, limit_bytes=left, read_timeout_seconds=uploads.QUIET_SECONDS)
         except TooLarge:
@@ -146,6 +148,7 @@ class UploadsView(_TusView):
     @extend_schema(operation_id="uploads_list", responses=page_of(UploadSerializer))
     def get(self, request: Request) -> Response:
         """List the uploads in progress and those that ended within the last day, newest first."""
+        # `garbage_collection.collect` deletes older ones.
         rows = Upload.objects.filter(organization=self.organization).select_related("version")
         paginator = NewestFirst()
         page = paginator.paginate_queryset(rows, request, view=self) or ()
@@ -160,7 +163,8 @@ class UploadsView(_TusView):
             _header(
                 "Upload-Metadata",
                 "purpose (dataset or workspace), name, and for a workspace path: names with values in Base64, "
-                "separated by commas. unpack, without a value, unpacks an archive into the folder at path.",
+                "separated by commas. filename is the file's name on the client's machine. unpack, without a value, "
+                "unpacks an archive into the folder at path.",
             ),
             _header("Upload-Concat", "partial, or final; with the URLs of the parts."),
         ],

@@ -188,7 +188,8 @@ def test_invalid_requests_are_refused(tus, settings):
     assert (old.status_code, old["Tus-Version"]) == (412, "1.0.0")
     assert tus.send("PATCH", url, b"x", Upload_Offset=0, Content_Type="text/plain").status_code == 415
     assert error(tus.send("PATCH", url, b"x")) == (400, "invalid")
-    assert error(tus.patch(url, 1, b"x")) == (409, "offset_conflict")
+    for offset in (1, 101):  # before and behind the end
+        assert error(tus.patch(url, offset, b"x")) == (409, "offset_conflict")
     assert error(tus.patch(url, 0, b"x" * 101)) == (413, "too_large")
     assert error(tus.send("POST", url)) == (405, "method_not_allowed")
     overridden = tus.send("POST", url, b"xy", X_HTTP_Method_Override="PATCH", Upload_Offset=0)
@@ -286,6 +287,17 @@ def test_parts_are_joined_once(tus, organization):
     assert error(tus.create(None, FILE, Upload_Concat=f"final;{parts[1]}")) == (400, "invalid")
     assert error(tus.patch(url, len(CODE), b"")) == (403, "not_allowed")
     assert error(tus.send("DELETE", parts[0])) == (410, "upload_ended")
+    assert left_over(organization) == ([], [])
+
+
+def test_an_empty_file_arrives_and_is_not_claimed_to_if_its_upload_lost_it(tus, organization):
+    parts = [tus.begin(0, {}, Upload_Concat="partial") for _part in range(2)]
+    assert tus.create(None, FILE, Upload_Concat="final;" + " ".join(parts)).status_code == 201
+    assert stored(organization) == b""
+    url = tus.begin(0, {**FILE, "path": "lost.py"})
+    Upload.objects.filter(key=url.split("/")[-2]).update(state=Upload.States.RECEIVING)  # as before its end
+    garbage_collection.collect()
+    assert tus.state(url)["state"] == "failed"
     assert left_over(organization) == ([], [])
 
 
