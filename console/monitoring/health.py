@@ -43,9 +43,9 @@ LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCH
 worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
 """How long the schema is assumed to stay up to date: the check loads every migration, and `/readyz` is called often."""
-REPEAT_SECONDS = 1.0
-"""How long `/readyz` repeats its results. Anyone may request it, and one thread answers it and `/metrics`: a flood must
-not make a probe wait for many checks."""
+REUSE_SECONDS = 1.0
+"""How long `/readyz` answers with the same results. Anyone may request it, and one thread answers it and `/metrics`: a
+flood must not make a probe wait for many checks."""
 _recent_results: dict[str, tuple[float, list[CheckResult]]] = {}
 """When the last checks for `/readyz` ended, on the monotonic clock, and their results, by the alias of the database."""
 _migrated_at: dict[str, float] = {}
@@ -92,7 +92,7 @@ def live(_request: HttpRequest) -> HttpResponseBase:
 @require_safe
 def ready(request: HttpRequest) -> HttpResponseBase:
     """Return 503 if this process should get no traffic, else 200; the body lists every check."""
-    results = _repeatable_checks()
+    results = _recent_checks()
     status = worst_status(results)
     entries = [{"check": result.check, "part": result.part, "status": result.status} for result in results]
     body: dict[str, Any] = {"status": "not_ready" if status == FAILED else status, "checks": entries}
@@ -115,10 +115,10 @@ def checks() -> list[CheckResult]:
     return own_results + _check_others({result.check for result in own_results if result.status == OK})
 
 
-def _repeatable_checks() -> list[CheckResult]:
-    """Return the results of all checks, which are at most REPEAT_SECONDS old."""
+def _recent_checks() -> list[CheckResult]:
+    """Return the results of all checks, which are at most REUSE_SECONDS old."""
     ended_at, results = _recent_results.get(connection.alias, (float("-inf"), []))
-    if time.monotonic() - ended_at >= REPEAT_SECONDS:
+    if time.monotonic() - ended_at >= REUSE_SECONDS:
         results = checks()
         _recent_results[connection.alias] = time.monotonic(), results
     return results
@@ -228,7 +228,8 @@ def _check_others(passed: set[str]) -> list[CheckResult]:
         *((heartbeats.WATCHER, name) for name in settings.TRAINYARD_CLUSTERS),
     ]
     processes = [_check_process(kind, part, heartbeats.latest(recent, kind).get(part)) for kind, part in parts]
-    return processes + (_check_clusters() if "migrations" in passed else [])
+    # The schema's result may be some seconds old, so both must have passed.
+    return processes + (_check_clusters() if {"database", "migrations"} <= passed else [])
 
 
 def _check_process(kind: str, part: str, heartbeat: heartbeats.Heartbeat | None) -> CheckResult:

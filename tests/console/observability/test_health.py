@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +24,7 @@ PROCESSES = [("beat", ""), ("worker", ""), ("worker", "dispatch"), ("watcher", "
 
 @pytest.fixture(autouse=True)
 def _checks_are_not_repeated(monkeypatch):
-    monkeypatch.setattr(health, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(health, "REUSE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_probes_of_a_healthy_console_succeed_and_may_use_its_ip_address(client, 
 
 @pytest.mark.usefixtures("all_alive")
 def test_a_flood_of_probes_repeats_the_results_of_the_last_checks(client, monkeypatch):
-    monkeypatch.setattr(health, "REPEAT_SECONDS", float("inf"))
+    monkeypatch.setattr(health, "REUSE_SECONDS", float("inf"))
     monkeypatch.setattr(health, "_recent_results", {})
     checked = []
     monkeypatch.setitem(health.OWN_CHECKS, "storage", lambda: checked.append("storage") or "")
@@ -81,6 +82,13 @@ def _fails_with(check, error):
         raise error("secret host")
 
     return lambda monkeypatch, _settings: monkeypatch.setitem(health.OWN_CHECKS, check, fails)
+
+
+def _database_goes_away(monkeypatch, settings):
+    """Shortly after the schema was found up to date."""
+    monkeypatch.setitem(health._migrated_at, "default", time.monotonic())
+    _fails_with("database", OperationalError)(monkeypatch, settings)
+    monkeypatch.setattr(health, "_check_clusters", health.OWN_CHECKS["database"])
 
 
 def _has_pending_migrations(monkeypatch, _settings):
@@ -97,7 +105,7 @@ def _cannot_write(_monkeypatch, settings):
 @pytest.mark.parametrize(
     ("check", "break_it"),
     [
-        ("database", _fails_with("database", OperationalError)),
+        ("database", _database_goes_away),
         ("redis", _fails_with("redis", redis.ConnectionError)),
         ("migrations", _has_pending_migrations),
         ("storage", _cannot_write),
