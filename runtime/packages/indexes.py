@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from runtime.errors import RuntimeFault
 from runtime.images import uv
@@ -67,7 +67,7 @@ def load_indexes(
         find_links = tuple(part for part in variables.get("UV_FIND_LINKS", "").split(",") if part)
     hosts: dict[tuple[str, int], bool] = {}
     for address in (*addresses, *find_links):
-        parts = urlsplit(address)
+        parts = _split(address)
         if parts.scheme in {"", "file"}:
             continue
         if parts.scheme not in _PORTS or not parts.hostname:
@@ -96,11 +96,19 @@ def folder_of(address: str) -> Path | None:
 
 def _host_of(address: str, default_port: int) -> tuple[str, int]:
     """Return the host and port of an address. Raises InvalidIndexes."""
-    parts = urlsplit(address)
+    parts = _split(address)
     try:
         return (parts.hostname or "").lower(), parts.port or default_port
     except ValueError as error:
         raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' has no valid port.") from error
+
+
+def _split(address: str) -> SplitResult:
+    """Return the parts of an address. Raises InvalidIndexes."""
+    try:
+        return urlsplit(address)
+    except ValueError as error:  # such as an IPv6 address without its closing bracket
+        raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' is no valid address.") from error
 
 
 def _without_name(address: str) -> str:

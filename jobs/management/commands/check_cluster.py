@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jobs.clusters import cluster, resolve_cluster_name, runs_root
@@ -43,7 +44,8 @@ class Command(BaseCommand):
             for check_result in _checks(cluster_name, smoke=not no_smoke):
                 failures += not check_result.ok
                 mark = "[green]✓[/]" if check_result.ok else "[red]✗[/]"
-                table.add_row(mark, check_result.name, check_result.detail, check_result.remedy)
+                # Escaped, because Rich would take words in brackets for its markup.
+                table.add_row(mark, check_result.name, escape(check_result.detail), escape(check_result.remedy))
         screen.print(table)
         if failures:
             raise CommandError(f"{failures} of the checks failed. Follow the column “What to do”.")

@@ -54,10 +54,11 @@ class Command(BaseCommand):
             console.print(
                 f"\nThe console goes on at [bold]{settings.TRAINYARD_URL}[/bold]. Log in as "
                 f"{accounts['customer']['email']}, password {accounts['customer']['password']} "
-                f"(the administrator's are in {settings.VAR_DIR / 'demo.json'}). Ctrl-C stops it.",
+                f"(the administrator's are in {settings.VAR_DIR / 'demo.json'}).",
                 highlight=False,
             )
             if server is not None:
+                console.print("Ctrl-C stops it.")
                 server.wait()
 
 
@@ -95,12 +96,16 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     server = subprocess.Popen([sys.executable, str(settings.BASE_DIR / "manage.py"), "up"], start_new_session=True)
     # SIGTERM raises KeyboardInterrupt too, so that it also stops the server.
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    is_ready = False
     try:
         with console.status("Starting the console ..."):
             _await_ready(server)
+        is_ready = True
         yield server
     except KeyboardInterrupt:
         console.print("Stopping.")
+        if not is_ready:
+            raise CommandError("Interrupted before the console was ready.") from None
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()

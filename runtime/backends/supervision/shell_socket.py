@@ -1,8 +1,8 @@
 """The Unix socket through which the console opens shells in a node. Standard library only: the supervisor imports this.
 
-The socket is in the run's folder `nodes`, which the sandbox does not contain. So only processes of the console's user
-can connect, and nothing in the sandbox can replace the socket. The launcher inherits the listener, and starts a shell
-for each connection (`runtime.launcher.shells`).
+The socket is in the run's folder `nodes`, which only the console's user may enter and which the sandbox does not
+contain. So only processes of that user can connect, and nothing in the sandbox can replace the socket. The launcher
+inherits the listener, and starts a shell for each connection (`runtime.launcher.shells`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import socket
 from pathlib import Path
 
 _BACKLOG = 8
-"""Connections that may wait until the launcher accepts them. Only people open shells, and it needs milliseconds."""
+"""Connections that may wait until the launcher accepts them. Few wait at once: only people open shells,
+and the launcher accepts a connection within milliseconds."""
 
 
 def path_of(folder: Path, node: int) -> Path:
@@ -29,8 +30,11 @@ class ShellSocket:
 
     def listen(self) -> socket.socket | None:
         """Return a listening socket; None where it cannot be created, since a run needs no shells."""
+        try:
+            folder_fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
         listener = socket.socket(socket.AF_UNIX)
-        folder_fd = os.open(self._path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # By this short path, since the address of a Unix socket has at most 107 bytes.
             listener.bind(f"/proc/self/fd/{folder_fd}/{self._path.name}")

@@ -131,6 +131,7 @@ def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
     assert from_pip.find_links == ("/opt/wheels",)
     for address in (
         "https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple", "http://a:b/simple",
+        "http://[x/simple",
     ):  # fmt: skip
         with pytest.raises(InvalidIndexes):
             indexes.load_indexes([address], [], {})
