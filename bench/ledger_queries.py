@@ -1,4 +1,4 @@
-"""SQL that checks the ledger in `bench.simulated_customers`, independently of the code that writes it.
+"""SQL with which `bench.simulated_customers` checks the ledger, independently of the code that writes it.
 
 `tests.books` has the checks of all organizations together.
 """
@@ -28,7 +28,8 @@ WHERE d.organization_id = %(organization)s AND d.kind = 'receivable' AND d.poste
         SELECT coalesce(sum(g.amount_minor - g.used_minor - g.expired_minor - g.reserved_minor), 0)
         FROM billing_creditgrant g WHERE g.organization_id = %(organization)s)
 UNION ALL
--- The entries of each transaction add up to zero. Older transactions were checked after earlier steps.
+-- The entries of each transaction add up to zero. This query runs after each step of the
+-- simulation, so older transactions have been checked.
 SELECT e.transaction_id FROM billing_entry e WHERE e.transaction_id IN (
     SELECT e.transaction_id FROM billing_entry e JOIN billing_account a ON a.id = e.account_id
     WHERE a.organization_id = %(organization)s ORDER BY e.id DESC LIMIT 10)

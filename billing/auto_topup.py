@@ -44,8 +44,8 @@ MAX_PER_DAY = 5
 """Largest number of automatic top-ups of a wallet in 24 hours. Faster spending may be a mistake, such as a loop that
 orders runs, so a person must then top up."""
 ENDED_ACTIVATIONS = ServiceActivation.objects.filter(deactivated_at__isnull=False)
-"""Activations of organizations that gave up the service; to take it up again clears the date. Such an organization
-cannot buy anything, so its card is not charged."""
+"""Activations that have ended, because the organization gave up the training service; a new activation clears the
+date. Such an organization cannot buy anything, so its card is not charged."""
 CARD_GONE = "card_gone"
 """Failure code of a charge whose saved card was deleted at the provider."""
 PERMANENT_FAILURES = {customers.CUSTOMER_GONE, CARD_GONE}
@@ -131,7 +131,8 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
             or account.available_minor >= setup.threshold_minor
             or (setup.retry_at is not None and setup.retry_at > now)
             or earlier.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
-            # However old: an insert would wait for the transaction that closes it, which wants the lock of `setup`.
+            # Of any age: only one may be open (a constraint). If another transaction is closing it, an insert would
+            # wait for that one, and that one for the lock of `setup`, which this one holds: a deadlock.
             or earlier.filter(state__in=payments.OPEN_STATES).exists()
             or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
         ):
@@ -199,7 +200,8 @@ def _gives_up(top_up: TopUp) -> bool:
     is_on = AutoTopUp.objects.filter(account=top_up.account, is_on=True).exists()
     if is_on and not ENDED_ACTIVATIONS.filter(organization=top_up.account.organization_id).exists():
         return False
-    # Not `_fail`, which would replace the reason for which they are off, and lead to an email.
+    # Not `_fail`, which would replace the reason why automatic top-ups are off. `mailed_at` is set so that no email
+    # about this top-up is sent.
     TopUp.objects.filter(pk=top_up.pk, state=TopUp.States.CREATED).update(
         state=TopUp.States.FAILED, failure="unanswered", mailed_at=timezone.now()
     )
@@ -211,7 +213,7 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
 
     Returns False if the intent does not belong to an automatic top-up, but for example to a payment page. Call it in a
     transaction. `livemode` (whether real money moved) and `at` (Unix time) come unchecked from the provider. Raises
-    Quarantined if the intent does not match the top-up's row.
+    Quarantined, by which the event waits for an administrator, if the intent does not match the top-up's row.
     """
     reference = (intent.get("metadata") or {}).get("top_up")
     if reference is None:
@@ -251,7 +253,10 @@ def _refusal_code(top_up: TopUp) -> str:
 
 @transaction.atomic
 def _fail(top_up: TopUp, reason: str) -> None:
-    """Mark an open top-up as failed, and plan the retry or switch automatic top-ups off. Does nothing to others."""
+    """Mark an open top-up as failed, and plan the retry or switch automatic top-ups off.
+
+    A top-up that is no longer open stays as it is.
+    """
     reason = reason[:100]  # the length of the columns
     failed = TopUp.objects.filter(pk=top_up.pk, state__in=payments.OPEN_STATES).update(
         state=TopUp.States.FAILED, failure=reason

@@ -75,7 +75,9 @@ def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iter
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
-        raise InvalidChoice(f"{folder} cannot be read: {error.strerror}. Name it in {FILE_NAME}.") from None
+        raise InvalidChoice(
+            f"{folder} cannot be read: {error.strerror}. Name it in {FILE_NAME} to leave it out."
+        ) from None
     for entry in entries:
         path = f"{prefix}{entry.name}"
         is_folder = entry.is_dir(follow_symlinks=False)
@@ -93,7 +95,7 @@ def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iter
 def _is_sendable(name: str) -> bool:
     """Return whether a name is valid UTF-8, as paths of the API must be.
 
-    Python shows each other byte of a file's name as a surrogate, which cannot be encoded.
+    Python shows each byte that is not UTF-8 as a surrogate, which cannot be encoded.
     """
     try:
         name.encode()

@@ -305,8 +305,8 @@ IDP_OIDC_PRIVATE_KEY = OPENID_PRIVATE_KEY
 IDP_OIDC_ADAPTER = "console.accounts.openid.ProviderAdapter"
 IDP_OIDC_AUTH_METHODS = ["client_secret_basic", "client_secret_post"]
 IDP_OIDC_REFRESH_TOKEN_EXPIRES_IN = SESSION_COOKIE_AGE
-# A stolen refresh token is useless without the client's secret, which every client has. If each use replaced the token,
-# people would be logged out when a client sends two requests at once.
+# A stolen refresh token is useless without the client's secret, and each client has one. If each use replaced the
+# token, people would be logged out when a client sends two requests at once.
 IDP_OIDC_ROTATE_REFRESH_TOKEN = False
 # The version of the built-in terms of service (`templates/`). Change it with their text: customers then accept anew.
 TERMS_VERSION = "2026-11-22"

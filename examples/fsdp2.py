@@ -1,6 +1,7 @@
 """Train a language model of bytes with FSDP2: parameters, gradients and optimizer state are sharded over all ranks.
 
-Each block's parameters are gathered just before it is used and freed afterwards, so no rank ever holds the whole model.
+Each block's parameters are gathered just before it is used and freed afterwards, so no device ever holds the whole
+model that is trained.
 Try this first if a model does not fit on one device, because the model's code stays as it is. At the start, loss and
 gradients of one batch are compared with those of the whole model. The model, the training loop and the checkpoints are
 in charlm.py.
@@ -18,7 +19,9 @@ def main():
     """Shard the model block by block, and train it."""
     device = charlm.start()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
-    model = charlm.build_model().to(device)
+    model = (
+        charlm.build_model()
+    )  # in the memory of the CPU: `fully_shard` moves one block after the other to the device
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)  # last, for the layers outside the blocks
@@ -32,11 +35,11 @@ def main():
         loss.backward()
         return loss
 
-    def score(inputs, _targets):
+    def predict(inputs, _targets):
         return model(inputs)
 
     # Each rank trains on its own part of every batch.
-    charlm.train(model, step, score, (dist.get_rank(), dist.get_world_size()), device)
+    charlm.train(model, step, predict, (dist.get_rank(), dist.get_world_size()), device)
 
 
 if __name__ == "__main__":

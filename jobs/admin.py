@@ -46,7 +46,7 @@ class ProductAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no typ
     list_editable = ("position", "is_active")
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Return False: past orders refer to the product. Clear *offered* instead."""
+        """Return False: past orders refer to the product. Clear `is_active`, labelled *offered*, instead."""
         return False
 
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:

@@ -54,7 +54,10 @@ class ClosureView(TenantView):
 
     @extend_schema(operation_id="closure_request", request=NewClosureSerializer, responses={201: ClosureSerializer})
     def post(self, request: Request) -> Response:
-        """Close the organization after the notice. The service stops at once. Needs a session or an unlimited token."""
+        """Close the organization after the notice period. The service stops at once.
+
+        Needs a session, or a token with all scopes.
+        """
         serializer = NewClosureSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         closure.request(membership=self.membership, **serializer.validated_data)
@@ -62,7 +65,7 @@ class ClosureView(TenantView):
 
     @extend_schema(operation_id="closure_withdraw", responses={204: None})
     def delete(self, request: Request) -> Response:
-        """Keep the organization. Possible until the notice is over."""
+        """Keep the organization. Possible until the notice period is over."""
         closure.withdraw(membership=self.membership)
         return Response(status=204)
 

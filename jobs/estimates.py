@@ -116,8 +116,8 @@ def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
 def included_seconds(purchase: Purchase) -> int:
     """Return the running time included in a fixed price: the reference p90 times the product's headroom.
 
-    Earlier runs do not count, because slow runs would give more node time at the same price. The number of nodes does
-    not count either, because the price grows with it.
+    Earlier runs do not count, because slow runs would give more node time at the same price. It is the same for any
+    number of nodes: more nodes give more node time, but the price grows with them.
     """
     product = purchase.product
     p90 = product.reference_seconds_per_epoch * purchase.epochs * Decimal(str(REFERENCE_SPREAD))

@@ -24,8 +24,8 @@ CHUNK_BYTES = 1024 * 1024
 MAX_BYTES = 16 * CHUNK_BYTES
 """Bytes of samples that are read per node, the latest ones: about those of a day."""
 MAX_TOTAL_BYTES = 256 * CHUNK_BYTES
-"""Bytes of samples that are read of all nodes together, because customers' code can fill the files. They are some
-seconds of reading, and of 200 nodes about the latest two hours."""
+"""Bytes of samples that are read of all nodes together, because customers' code can fill the files. Reading them
+takes some seconds. With 200 nodes they cover about the latest two hours."""
 MAX_SAMPLES = 1200
 """Samples parsed per node. Of more samples only every nth is parsed, because charts show far fewer points."""
 POINTS_SHOWN = 240
@@ -35,7 +35,7 @@ RECENT_SECONDS = 60
 SLOW_RATIO = 1.3
 """A rank whose steps take this much longer than those of the median rank is slow. Smaller differences are noise."""
 MAX_RUNS_COMPARED = 20
-"""How many of the latest one-node runs are searched for a run with the same datasets. Older runs rarely read them."""
+"""How many of the latest one-node runs are searched for a run with the same datasets. Older runs rarely have them."""
 GPU_SERIES = {"gpu": "utilization", "gpu_memory": "memory"}
 """Series that average over a node's GPUs, and the keys of a GPU's sample that they show."""
 SERIES = ("cpu", "memory", "net_rx", "net_tx", "disk_read", "disk_write")
@@ -252,7 +252,7 @@ def _recent_since(samples: list[dict[str, Any]]) -> float:
 
 
 def _efficiency(job: Job, attempt: Attempt, ranks: list[RankUse]) -> Efficiency | None:
-    """Compare the attempt with the latest completed run of the same code and data on one node of the spec.
+    """Compare the attempt with the latest completed run of the same code and data on one node of the same node spec.
 
     Return None if there is no such run, or neither steps nor epochs can be compared.
     """
@@ -290,7 +290,10 @@ def _dataset_versions(job: Job) -> set[int]:
 
 
 def _throughput(job: Job, nodes: int, ranks: list[RankUse]) -> float | None:
-    """Return how many training examples all ranks together process per second of step time. A step is a batch."""
+    """Return how many training examples all ranks together process per second of step time.
+
+    In a step each rank processes a batch.
+    """
     steps, seconds = sum(each.steps for each in ranks), sum(each.step_seconds for each in ranks)
     return nodes * job.workers_per_node * job.batch_size * steps / seconds if steps and seconds > 0 else None
 

@@ -27,7 +27,7 @@ from storage.diffs import DiffLine, line_diff
 from storage.models import Image, Workspace
 
 HASH_LIMIT = 64 * 1024**2
-"""Largest script that is hashed, in bytes, because the customer waits meanwhile. Larger scripts have no snapshot."""
+"""Largest script that is hashed, in bytes: the customer waits while it is. Larger scripts have no snapshot."""
 COPY_STEM_LENGTH = 200
 """How many bytes of the script's name the copy's name keeps. With the hash, the name stays below 255 bytes, which is
 the limit of Linux."""

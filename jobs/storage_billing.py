@@ -39,7 +39,7 @@ def charge_all() -> None:
     wallets = Account.objects.filter(kind=Account.Kinds.WALLET).exclude(is_closed)
     currencies = wallets.order_by().values_list("currency", flat=True).distinct()
     priced = [currency for currency in currencies if storage_price(currency) is not None]
-    # A wallet whose organization may not write is looked at every time, so that a payment soon allows writes again.
+    # A wallet whose organization may not write is looked at every hour, so that a payment soon allows writes again.
     due = Q(storage_balance__due_minor__gte=1) | Q(organization__quota__stops_writes=True)
     not_charged_today = Q(currency__in=priced) & ~Q(pk__in=charged_today)
     wallets = wallets.filter(due | not_charged_today)

@@ -38,7 +38,8 @@ LINK_COUNT_LIMIT = 50_000
 """How many symbolic links an archive may have. All are held in memory, because they are created at the end."""
 LINK_STEP_LIMIT = 2_000_000
 """How many path components the check of all links of an archive may visit, which takes a few seconds. Without a limit,
-each of 50,000 links could make it visit 80,000 components (40 targets with 2,000 components, `a/a/...`)."""
+each of 50,000 links could make it visit 80,000 components (40 targets with 2,000 components that stay in place,
+`./././...`)."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class _Writer:
             self._enter(entry.parts)  # counts the folders that it creates
             return
         self._count()
-        # An entry without parts is the target folder itself. A link is only stored so far, so no file system refuses a
-        # second entry with its name.
+        # An entry without parts is the target folder itself. A symbolic link is created at the end, so the file
+        # system would not refuse a second entry with its name.
         if not entry.parts or entry.parts in self._links:
             raise _duplicate_error(entry.parts)
         self.files += 1

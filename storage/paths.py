@@ -78,9 +78,9 @@ def split_path(path: str) -> tuple[str, ...]:
 
 @contextmanager
 def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> Iterator[int]:
-    """Open the folder at `parts` below `root`, and yield its descriptor. `create` missing folders on the way.
+    """Open the folder at `parts` below `root`, and yield its descriptor.
 
-    An OSError in the block is translated too. Raises FileMissing, UnsafePath, WrongKind, Unreadable.
+    With `create`, missing folders on the way are created. An OSError in the block is translated too. Raises FileMissing, UnsafePath, WrongKind, Unreadable.
     """
     with translate_os_errors():
         folder_fd = os.open(root, OPEN_FOLDER)
@@ -116,7 +116,7 @@ def open_subfolder(folder_fd: int, name: str, *, create: bool) -> int:
     except FileNotFoundError:
         if not create:
             raise
-    except NotADirectoryError:
+    except NotADirectoryError:  # Linux raises this for a link too, because of O_DIRECTORY
         status = lstat_or_none(folder_fd, name)
         if status and modes.S_ISLNK(status.st_mode):
             raise UnsafePath from None

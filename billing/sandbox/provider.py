@@ -33,7 +33,10 @@ class Response:
 
 
 class Provider:
-    """The payment provider. Thread-safe. `Delivery` sets `after_request`, which wakes it to deliver new events."""
+    """The payment provider. Thread-safe.
+
+    It calls `after_request` after each request: `billing.sandbox.delivery` sets this, to be woken for new events.
+    """
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
         self.account = StripeAccount(store, base_url=base_url, clock=clock)
@@ -77,13 +80,14 @@ class Provider:
         """Return why the last payment attempt on a page failed, or an empty string."""
         with self.lock:
             store = self.account.store
+            # A session has one of the two; the other is None, and "None" finds nothing.
             payment = store.get("payment_intent", str(session["payment_intent"])) or {}
             setup = store.get("setup_intent", str(session["setup_intent"])) or {}
             error = payment.get("last_payment_error") or setup.get("last_setup_error") or {}
             return str(error.get("message") or "")
 
     def pending_challenge(self, intent_id: str) -> tuple[StripeObject, StripeObject]:
-        """Return copies of the intent of a challenge and its session. Raises Refused (404)."""
+        """Return copies of the intent that the payer must confirm, and of its session. Raises Refused (404)."""
         with self.lock:
             intent, session = checkout.pending_challenge(self.account, intent_id)
             return dict(intent), dict(session)

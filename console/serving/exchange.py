@@ -31,12 +31,12 @@ BATCH_SECONDS = 0.02
 """How long a read waits for all the bytes that it asks for, before it returns fewer. Few large reads cost less CPU time
 than many small ones. If the process dies, the bytes that arrived in this time are lost."""
 LOOP_ITERATIONS = 8
-"""How many iterations the event loop makes before a read times out. On a busy machine the loop may not have run during
-the whole timeout, although bytes have arrived. They pass from the socket to a read in four iterations; this is twice
-as many."""
+"""How many more iterations the event loop gets after a read's timeout, before TimeoutError is raised. On a busy machine
+the loop may not have run during the whole timeout, although bytes have arrived. They pass from the socket to a read in
+four iterations; this is twice as many."""
 LOOP_CHECK_SECONDS = 1.0
-"""How often a thread that waits for iterations of the event loop checks whether the body has ended. A loop that stops
-makes no more iterations, but it ends the body."""
+"""How often a thread that waits for iterations of the event loop checks whether the body has ended. When the server
+stops, its loop makes no more iterations, but the body is ended then."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ShellRequest:
 class Exchange:
     """The data that the server and the view of one request share. Each kind of request uses one or two attributes.
 
-    A subrequest is a request that the server itself sends to Django (`gate`).
+    A subrequest is a request that the server itself sends to Django (`console.serving.gate`).
     """
 
     body: IncomingBody | None = None

@@ -23,7 +23,8 @@ _MAX_VALUE_BYTES = 1 << 20
 _MAX_KEYS = 100_000
 """Maximum number of keys; Horovod stores a few for each pair of ranks."""
 _PLACE_PATH = "/rank_and_size/"
-"""The beginning of the paths at which Horovod's elastic workers ask for their place."""
+"""The beginning of the paths at which Horovod's elastic workers ask for their place: rank, size, local rank, local
+size, cross rank and cross size, separated by commas."""
 _REMOVED_WORKER_PLACE = "-1,-1,-1,-1,-1,-1"
 """The answer to a worker that is no longer part of the run, in the form of a place (`elastic.horovod_places`)."""
 

@@ -1,4 +1,4 @@
-"""Variables in arguments, and which of an order's own variables need a cold start. Pure."""
+"""References to environment variables in arguments, and which variables of an order need a cold start. Pure."""
 
 from __future__ import annotations
 

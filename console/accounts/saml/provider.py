@@ -42,7 +42,10 @@ class Provider(SAMLProvider):  # type: ignore[misc]  # allauth publishes no type
         try:
             return super().unstash_redirect_state(request, state_id)
         except PermissionDenied:
-            logger.warning("Rejected a response of the SAML provider %s: Nobody waits for it.", self.app.client_id)
+            logger.warning(
+                "Rejected a response of the SAML provider %s: this browser started no log-in, or too long ago.",
+                self.app.client_id,
+            )
             raise ImmediateHttpResponse(render_authentication_error(request, self)) from None
 
 

@@ -1,6 +1,6 @@
 """The folder of one local run.
 
-    <root>/<name>/submission.json        the spec, the submission's time and nonce (`StartRequest`), each node's GPUs
+    <root>/<name>/submission.json        the spec, the submission's time and nonce, each node's GPUs
                   stop.json              a request to end
                   deadline.json          a later deadline than that of the spec
                   nodes/<node>.json      the record of the node's supervisor
@@ -16,9 +16,9 @@
                   logs/stacks-<rank>.txt the rank's stacks when the run hung
                   etc/<node>/            the sandbox's files for /etc
                   run/                   RUN_DIR; written by customer code, hostile
-                  checkpoints/           CHECKPOINT_DIR of a run without a checkpoint key
-                  outputs/               OUTPUT_DIR of a run without a checkpoint key
-    <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts
+                  checkpoints/           CHECKPOINT_DIR of a run that shares it with no other attempt
+                  outputs/               OUTPUT_DIR of such a run
+    <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts with this checkpoint key
     <root>/.outputs/<key>/               OUTPUT_DIR shared by attempts
     <root>/.active/<name>                exists while the run holds capacity
     <root>/.trash/                       folders that are being removed
@@ -148,7 +148,7 @@ class Run:
             if record["alive"] and peer_liveness.is_silent(path, record):
                 peer_liveness.kill_silent(path, record)
                 record["alive"] = not pids.wait_for_end(record["pid"], record["start_time"], _END_SECONDS)
-                record["silent"] = True  # `load_record` reads it too, from the file that `kill_silent` wrote
+                record["silent"] = True  # later, `load_record` sets it by the file that `kill_silent` wrote
             if not record["alive"] and record["phase"] != "ended":
                 # The supervisor may have written its last record and ended after this record was read.
                 record = {**(peer_liveness.load_record(path) or record), "alive": False}

@@ -180,7 +180,8 @@ class SlurmBackend(FolderBackend):
             return
         admission.check_reference(image)
         if controller is Controller.MPI:
-            # The launcher would run the image's mpirun, but only ranks may run programs of an own image (`container`).
+            # mpirun would be the image's, and run outside the ranks' root. Only ranks may run programs of a customer's
+            # image: see `runtime.backends.container`.
             raise InvalidSpec("Own images cannot use MPI on this cluster. Choose gloo.", field="controller")
         if gpus:
             # An image has no GPU driver, and the sandbox does not mount the machine's driver into it.
@@ -191,7 +192,7 @@ class SlurmBackend(FolderBackend):
         return image.reference or super().image_identity(image)
 
     def shell_socket(self, name: str, node: int) -> ShellTunnel | None:
-        """See `Backend.shell_socket`. Only a process on the node's machine can connect to the socket itself."""
+        """See `Backend.shell_socket`. Only a process on the node's machine can connect, so a Slurm step there does."""
         run = self._find(name)
         path = shell_socket.path_of(run.folder, node)
         refresh_listing(path.parent)
@@ -206,8 +207,8 @@ class SlurmBackend(FolderBackend):
         gaps = ["Runs share the network of their machine and can reach what listens there and on other machines."]
         if "task/cgroup" not in settings.get("TaskPlugin", ""):
             gaps.append(
-                "The console measures memory and processes of runs four times a second, since the kernel does not "
-                "limit them, and their CPU time is not limited. Slurm's TaskPlugin does not contain task/cgroup."
+                "Slurm's TaskPlugin does not contain task/cgroup, so the kernel does not limit runs. The console "
+                "measures their memory and processes four times a second instead. Their CPU time is not limited."
             )
         return gaps
 
@@ -284,7 +285,7 @@ class SlurmBackend(FolderBackend):
             "change_file": str(run.change_file),
             "checkpoints": str(checkpoints),
             "outputs": str(outputs),
-            "image": str(self._images_root / spec.image.builtin),
+            "image": str(self._images_root / spec.image.builtin),  # not used with `own_image`
             "launcher": str(package / "runtime" / "launcher"),
             "disk_mib": self._config.disk_mib,
             "start_seconds": self._config.start_seconds,
@@ -347,7 +348,7 @@ class SlurmBackend(FolderBackend):
             is_closed.wait(self._config.poll_seconds)
 
     def _find(self, name: str) -> SlurmRun:
-        """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
+        """Return the run of this name, which need not exist. Raises RunNotFound if the name cannot be a folder's."""
         check_folder_name(name)
         return SlurmRun(self._root, name, self._slurm, self._config)
 

@@ -55,7 +55,8 @@ _NO_COUNTS = Counts(0, 0, 0.0, None)
 class RankCpu(NamedTuple):
     """The CPU seconds that a rank had used at one time (`at`, monotonic).
 
-    `threads` is by thread id of its own process, and `children` by pid of its other processes.
+    `threads` has those of each thread of the rank's own process, by thread id; `children` those of each process that it
+    started, by pid.
     """
 
     at: float
