@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
 
 from billing import gateway
 from billing.errors import CustomerGone, NoSavedCard, PaymentRefused
 from billing.gateway import Card
 from billing.models import Account, AutoTopUp, PaymentCustomer
+from console.accounts.emails import forget_sent
 from console.accounts.models import Organization
 
 T = TypeVar("T")
@@ -78,9 +78,11 @@ def forget(customer_id: str) -> bool:
             return False
         row.customer_id, row.lost_id, row.default_method = "", customer_id, ""
         row.save(update_fields=["customer_id", "lost_id", "default_method"])
-        AutoTopUp.objects.filter(account__organization=row.organization_id, is_on=True).update(
-            is_on=False, last_failure=CUSTOMER_GONE, mailed_at=None, updated_at=timezone.now()
-        )
+        setups = AutoTopUp.objects.select_for_update(of=["self"])
+        for setup in setups.filter(account__organization=row.organization_id, is_on=True):
+            setup.is_on, setup.last_failure, setup.mailed_at = False, CUSTOMER_GONE, None
+            setup.save(update_fields=["is_on", "last_failure", "mailed_at", "updated_at"])
+            forget_sent(setup)
     return True
 
 

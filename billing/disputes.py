@@ -18,6 +18,7 @@ from billing.errors import Quarantined
 from billing.models import AutoTopUp, Dispute, DisputeMovement, TopUp, Transaction
 from billing.payments import parse_timestamp
 from billing.refunds import find_top_up
+from console.accounts.emails import forget_sent
 
 STATE_BY_FINAL_STATUS = {
     "won": Dispute.States.WON,
@@ -113,6 +114,7 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
         raise Quarantined(f"The dispute withdrew {row.withdrawn_minor} of a top-up of {top_up.amount_minor}.")
     if has_withdrawn and booked:
         row.mailed_at = None  # a second withdrawal needs another email
+        forget_sent(row)
     return has_withdrawn
 
 

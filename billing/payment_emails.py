@@ -23,9 +23,8 @@ MAX_AGE = timedelta(days=3)
 def send_due() -> int:
     """Send the emails that are due, each to all who may pay. Returns how many of them were sent.
 
-    `deliver` sets `mailed_at` before it sends, so concurrent workers send each email once. If a worker dies in between,
-    its email is lost; otherwise an email could be sent twice. `deliver` renders an email for each language and time
-    zone of the recipients.
+    `deliver` sends each recipient one email, also beside concurrent workers, and then sets `mailed_at`. It renders the
+    email for each language and time zone of the recipients.
     """
     since = timezone.now() - MAX_AGE
     failed = TopUp.objects.filter(

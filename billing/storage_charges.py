@@ -27,6 +27,7 @@ from billing.models import Account, Hold, Quote, Receipt, StorageBalance, Storag
 from billing.policy import policy
 from billing.pricebooks import current_book
 from billing.pricing import PriceKind
+from console.accounts.emails import forget_sent
 
 GB = 10**9
 """Bytes per gigabyte, the unit of the storage price."""
@@ -93,6 +94,8 @@ def collect(*, account: Account) -> int:
         balance.payments += 1
         _charge(locked, number=balance.payments, amount_minor=amount)
     if balance.due_minor < 1:
+        if balance.unpaid_since:
+            forget_sent(balance)
         balance.unpaid_since = balance.mailed_at = None
     elif balance.unpaid_since is None:
         balance.unpaid_since = timezone.now()

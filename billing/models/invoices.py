@@ -246,7 +246,7 @@ class InvoiceDocument(models.Model):
 
 
 class InvoiceMail(models.Model):
-    """An email to send about a periodic invoice. The sender sets `mailed_at` first, so it is sent once."""
+    """An email to send about a periodic invoice. The sender sets `mailed_at` when each recipient has got it."""
 
     invoice = models.OneToOneField(Invoice, models.PROTECT, related_name="mail")
     mailed_at = models.DateTimeField(null=True, blank=True)

@@ -19,7 +19,7 @@ from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 from django.core.mail.backends.base import BaseEmailBackend
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.template.loader import render_to_string
 from django.utils import timezone, translation
 from django.utils.translation import gettext as _
@@ -32,6 +32,9 @@ PERMANENT_FAILURE = 500
 """The lowest SMTP code of permanent failures; lower codes may be retried."""
 LEASE = timedelta(minutes=10)
 """How long a worker may take to send one email. Each step of SMTP takes at most `settings.EMAIL_TIMEOUT`."""
+TRY_FOR = timedelta(days=7)
+"""How long a recipient is tried whose server refuses the email for now. A mailbox that is full for longer, or a domain
+that has gone, would be tried every minute for ever."""
 ABANDONED_AFTER = timedelta(days=7)
 """Emails are tried again within an hour at most, so one that no worker tried for so long is no longer due."""
 Renderer = Callable[[], tuple[str, str]]
@@ -77,7 +80,7 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
     pk = rows.filter(mailed_at=None).values_list("pk", flat=True).first()
     if pk is None:
         return False
-    source = f"{rows.model.__name__}:{pk}"
+    source = _source(rows.model, pk)
     addresses_by_locale: dict[tuple[str, str], list[str]] = {}
     for recipient in to:
         zone = zones.zone(recipient.time_zone, recipient.browser_time_zone).key
@@ -91,6 +94,19 @@ def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> b
     EmailDelivery.objects.filter(source=source).update(seen_at=timezone.now())
     _send_to_waiting(rows, source, mails)
     return _complete(rows, source, {mail.to[0] for mail in mails})
+
+
+def forget_sent(row: Model) -> None:
+    """Let the next email of this row go to all recipients, also to those who got the last one.
+
+    Call this where a row becomes due again, in the transaction that has locked it.
+    """
+    EmailDelivery.objects.filter(source=_source(type(row), row.pk)).delete()
+
+
+def _source(model: type[Model], pk: object) -> str:
+    """Return `EmailDelivery.source` of the row that marks an email as due."""
+    return f"{model.__name__}:{pk}"
 
 
 def send_approval(user: Recipient) -> bool:
@@ -120,11 +136,11 @@ def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]
             for mail in mails:
                 if delivery := _claim(rows, source, mail.to[0]):
                     try:
-                        is_done = _send_mail(connection, mail)
+                        is_accepted = _send_mail(connection, mail)
                     except (OSError, SMTPException):
                         _release(delivery, is_done=False)
                         raise
-                    _release(delivery, is_done=is_done)
+                    _release(delivery, is_done=is_accepted or delivery.created_at < timezone.now() - TRY_FOR)
     except (OSError, SMTPException):
         logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
 
@@ -156,10 +172,12 @@ def _complete(rows: QuerySet[Any], source: str, addresses: set[str]) -> bool:
     """Set `mailed_at` if no recipient is left. Return whether this call did so."""
     deliveries = EmailDelivery.objects.filter(source=source)
     with transaction.atomic():
+        # Locked first: a row that became due again meanwhile has no deliveries, so its email is not complete.
+        if not rows.filter(mailed_at=None).select_for_update(no_key=True):
+            return False
         if deliveries.filter(address__in=addresses).exclude(sent_at=None).count() < len(addresses):
             return False
-        if not rows.filter(mailed_at=None).update(mailed_at=timezone.now()):
-            return False
+        rows.update(mailed_at=timezone.now())
         deliveries.delete()
     return True
 

@@ -334,6 +334,7 @@ class EmailDelivery(models.Model):
     """Until then only the worker that set it may send to this recipient. None: nobody sends."""
     sent_at = models.DateTimeField(null=True)
     """When the recipient's email was sent, or was refused for good."""
+    created_at = models.DateTimeField(auto_now_add=True)
     seen_at = models.DateTimeField()
     """When a worker last tried to complete the email."""
 

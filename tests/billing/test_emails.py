@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from datetime import date
+from datetime import date, timedelta
+from functools import partial
 from smtplib import SMTPDataError, SMTPNotSupportedError, SMTPRecipientsRefused
 
 import pytest
@@ -12,7 +13,7 @@ from django.core.mail.backends import locmem
 from django.utils import timezone
 
 from billing import emails, invoices, receivables, storage_charges
-from billing.models import InvoiceMail
+from billing.models import InvoiceMail, StorageBalance
 from console.accounts.models import EmailDelivery
 from console.accounts.roles import Role
 from tests.billing.runs import run
@@ -120,3 +121,58 @@ def test_a_worker_that_is_killed_before_it_sends_loses_no_mail(monkeypatch):
     assert emails.send_due() == 1
     assert len({to for message in mail.outbox for to in message.to}) == len(mail.outbox) == 2
     assert not EmailDelivery.objects.exists()
+
+
+@pytest.mark.usefixtures("invoice")
+def test_a_mailbox_that_stays_full_is_not_tried_for_ever(accountant, monkeypatch):
+    send = locmem.EmailBackend.send_messages
+
+    def refuse_one(backend, messages):
+        if messages[0].to == [accountant.user.email]:
+            raise SMTPRecipientsRefused({accountant.user.email: (452, b"Mailbox full")})
+        return send(backend, messages)
+
+    monkeypatch.setattr(locmem.EmailBackend, "send_messages", refuse_one)
+    assert emails.send_due() == 0
+    EmailDelivery.objects.update(created_at=timezone.now() - timedelta(days=8))
+    assert emails.send_due() == 1
+
+
+@pytest.mark.parametrize("is_paid_while_sending", [False, True])
+def test_a_second_debt_is_mailed_to_all_though_the_mail_about_the_first_was_not_complete(
+    account, accountant, owner, monkeypatch, is_paid_while_sending
+):
+    send = locmem.EmailBackend.send_messages
+
+    def owe():
+        StorageBalance.objects.update_or_create(
+            account=account, defaults={"due_minor": 10**7, "unpaid_since": timezone.now()}
+        )
+
+    def pay():
+        StorageBalance.objects.update(due_minor=0)
+        storage_charges.collect(account=account)
+
+    def announce():
+        balance = StorageBalance.objects.get()
+        rows = StorageBalance.objects.filter(pk=balance.pk)
+        emails.deliver(rows, partial(storage_charges.unpaid_mail, balance), [owner.user, accountant.user])
+
+    def send_to_owner(backend, messages):
+        if messages[0].to == [accountant.user.email]:
+            if not is_paid_while_sending:
+                raise SMTPRecipientsRefused({accountant.user.email: (452, b"Mailbox full")})
+            pay()
+        return send(backend, messages)
+
+    owe()
+    with monkeypatch.context() as patched:
+        patched.setattr(locmem.EmailBackend, "send_messages", send_to_owner)
+        announce()
+    pay()
+    owe()
+    mail.outbox.clear()
+    announce()
+    assert sorted(to for message in mail.outbox for to in message.to) == sorted(
+        [owner.user.email, accountant.user.email]
+    )

@@ -18,6 +18,7 @@ class Migration(migrations.Migration):
                 ('address', models.EmailField(max_length=254)),
                 ('leased_until', models.DateTimeField(null=True)),
                 ('sent_at', models.DateTimeField(null=True)),
+                ('created_at', models.DateTimeField(auto_now_add=True)),
                 ('seen_at', models.DateTimeField()),
             ],
             options={
