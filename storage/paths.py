@@ -81,7 +81,8 @@ def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> It
     """Open the folder at `parts` below `root`, and yield its descriptor.
 
     With `create`, missing folders on the way are created. An OSError in the block is translated too. Raises
-    FileMissing, UnsafePath, WrongKind, Unreadable. """
+    FileMissing, UnsafePath, WrongKind, Unreadable.
+    """
     with translate_os_errors():
         folder_fd = os.open(root, OPEN_FOLDER)
         try:
