@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import math
 from typing import Any
+from urllib.parse import urlencode
 
 from django.core.paginator import Paginator
 from django.http import HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_GET, require_POST
 
 from console.accounts.models import Organization
 from console.accounts.roles import Capability
@@ -75,6 +77,13 @@ def job_points_csv(request: MemberRequest, pk: int) -> HttpResponse:
     writer.writerow(curves.CSV_HEADER)
     writer.writerows(curves.csv_rows(curves.curves(job, limit=None)))
     return response
+
+
+@require_POST
+@member(Capability.VIEW)
+def jobs_compare(request: MemberRequest) -> HttpResponse:
+    """Lead from the selected rows of the list of jobs to their comparison."""
+    return redirect(f"{reverse('job_compare')}?{urlencode({'jobs': ','.join(request.POST.getlist('job'))})}")
 
 
 @require_GET

@@ -82,6 +82,7 @@ JOBS = [
     path("views/", jobs.job_view_save, name="job_view_save"),
     path("views/<int:pk>/delete/", jobs.job_view_delete, name="job_view_delete"),
     path("compare/", metrics.job_compare, name="job_compare"),
+    path("compare-selected/", metrics.jobs_compare, name="jobs_compare"),
     path("<int:pk>/metrics/", metrics.job_metrics, name="job_metrics"),
     path("<int:pk>/cost/", metrics.job_cost, name="job_cost"),
     path("<int:pk>/points/", metrics.job_points, name="job_points"),

@@ -79,7 +79,8 @@ const confirmThen = (form, submitter) => {
 document.addEventListener("submit", (event) => {
   const form = event.target;
   const opensTab = form.target === "_blank" || event.submitter?.formTarget === "_blank";
-  if (form.dataset.confirm && !opensTab && !("confirmed" in form.dataset)) {
+  const isOtherAction = event.submitter?.hasAttribute("formaction"); // the question is about the form's own action
+  if (form.dataset.confirm && !opensTab && !isOtherAction && !("confirmed" in form.dataset)) {
     event.preventDefault();
     confirmThen(form, event.submitter);
     return;

@@ -126,6 +126,8 @@ def test_runs_of_one_organization_are_compared(customer, backend, client):
     client.force_login(customer.membership.user)
     address = reverse("job_compare")
     both = f"{jobs[0].pk},{jobs[1].pk}"
+    selected = client.post(reverse("jobs_compare"), {"job": [job.pk for job in jobs]})
+    assert selected["Location"] == f"{address}?jobs={both.replace(',', '%2C')}"
     page = client.get(address, {"jobs": f"{both},0{jobs[0].pk}"}).text  # the last number repeats the first run
     assert page.count(f'data-from="/api/v1/jobs/{jobs[0].pk}/curves/"') == 1
     # The address of a curve, both accuracies, and the learning rate in which the runs differ.

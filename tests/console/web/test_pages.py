@@ -85,7 +85,7 @@ ACTIONS = {
 }  # fmt: skip
 """URL names and arguments of forms that change something, which a viewer may not."""
 ELSEWHERE = {
-    "job_compare", "job_shell", "job_tensorboard", "jobs_tensorboard", "job_view_save", "job_view_delete",
+    "job_compare", "jobs_compare", "job_shell", "job_tensorboard", "jobs_tensorboard", "job_view_save", "job_view_delete",
     "notebook_open", "organization_export", "invoice_pdf", "pending_top_up", "tool", "tool_root", "training_paid",
     "training_script", "training_scripts", "workspace_folder", "workspace_picture", "token_revoke",
 }  # fmt: skip
