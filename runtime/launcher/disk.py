@@ -29,7 +29,8 @@ _ENTRIES_PER_STEP = 128
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
 _FIRST_STEP_SECONDS = 0.05
-"""How long such a step may take until the initial sizes are known. It makes a timer of the supervisor this late."""
+"""How long such a step of each folder may take until the initial sizes are known. The supervisor's timers are late by
+these steps together."""
 _MIN_PAUSE_SECONDS = 2.0
 """Minimum pause between two measurements. Only a run that writes more than 128 MiB per second fills `RESERVE_BYTES` in
 this time."""
@@ -163,8 +164,10 @@ class DiskLimit:
                 measurement = FolderMeasurement([folder])
                 if measurement.step(_INITIAL_SECONDS) and measurement.usage is not None:
                     self._initial_bytes[name] = measurement.usage.bytes
-                else:
+                elif self._repeats:
                     self._measurements[name] = measurement  # `check` goes on with it
+                else:
+                    measurement.close()
         self._knows_initial_sizes = set(self._folders) <= set(self._initial_bytes)
 
     def check(self, now: float, record: Record) -> Optional[Verdict]:

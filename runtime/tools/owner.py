@@ -219,8 +219,13 @@ class Owner:
         finally:
             for descriptor in (bubblewrap_info_fd, *seccomp_fds):
                 os.close(descriptor)
-        if init_pid := read_init_pid(info_fd):
-            resource_limits.limit_processes(init_pid, limits)
+        try:
+            if init_pid := read_init_pid(info_fd):
+                resource_limits.limit_processes(init_pid, limits)
+        except BaseException:
+            process.kill()  # a tool without its limits must not go on
+            process.wait()
+            raise
         return process
 
     def _end(self, key: str) -> None:

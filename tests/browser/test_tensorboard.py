@@ -90,7 +90,5 @@ def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_noth
     page.goto(f"{url}/jobs/")
     for run in runs:
         page.locator(f"#select-{run}").check()
-    page.locator(".bulk-bar").get_by_role(
-        "button", name="Compare"
-    ).click()  # asks nothing, though Cancel beside it does
+    page.locator(".bulk-bar").get_by_role("button", name="Compare").click()  # asks no question
     expect(page.get_by_role("heading", name="Compare runs")).to_be_visible()

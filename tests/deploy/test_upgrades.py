@@ -71,7 +71,7 @@ def incompatibility(operation, app, state, *, known):
     if isinstance(operation, ops.SeparateDatabaseAndState):
         parts = operation.database_operations
     elif isinstance(operation, ChangeLabels):  # it leaves the database as it is: none of its fields may change there
-        parts = [each for each in operation.changes if isinstance(each, ops.AlterField)]
+        parts = [each for each in operation.changes if not isinstance(each, ops.AlterModelOptions)]
         known = {(app, each.model_name_lower) for each in parts}
     if isinstance(operation, (ops.SeparateDatabaseAndState, ChangeLabels)):
         return "; ".join(filter(None, (incompatibility(each, app, state, known=known) for each in parts)))
@@ -127,6 +127,7 @@ INCOMPATIBLE = {
     "a removed column": migrations.RemoveField("job", "text"),
     "a shorter column": SHORTER,
     "a shorter column among labels": ChangeLabels([SHORTER]),
+    "a removed column among labels": ChangeLabels([migrations.RemoveField("job", "text")]),
     "a constraint": migrations.AddConstraint("job", models.CheckConstraint(condition=models.Q(id__gt=0), name="x")),
     "SQL": migrations.RunSQL("SELECT 1"),
     "a hidden operation": migrations.SeparateDatabaseAndState([migrations.RemoveField("job", "text")]),

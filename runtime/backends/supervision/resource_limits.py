@@ -68,9 +68,9 @@ def apply_limits(limits: dict[str, int]) -> None:
 
 
 def limit_processes(pid: int, limits: dict[str, int]) -> None:
-    """Set RLIMIT_NPROC of `limits` on a process in a new sandbox. Only the sandbox's processes count then.
+    """Set RLIMIT_NPROC of `limits` on a process in a new sandbox. Does nothing if the process has ended.
 
-    Does nothing if the process has ended.
+    From Linux 5.14 on, only the sandbox's processes count then; before, all processes of the user do.
     """
     with contextlib.suppress(ProcessLookupError):
         _set_limit(pid, resource.RLIMIT_NPROC, limits["RLIMIT_NPROC"])

@@ -85,9 +85,9 @@ ACTIONS = {
 }  # fmt: skip
 """URL names and arguments of forms that change something, which a viewer may not."""
 ELSEWHERE = {
-    "job_compare", "jobs_compare", "job_shell", "job_tensorboard", "jobs_tensorboard", "job_view_save", "job_view_delete",
-    "notebook_open", "organization_export", "invoice_pdf", "pending_top_up", "tool", "tool_root", "training_paid",
-    "training_script", "training_scripts", "workspace_folder", "workspace_picture", "token_revoke",
+    "job_compare", "jobs_compare", "job_shell", "job_tensorboard", "jobs_tensorboard", "job_view_save",
+    "job_view_delete", "notebook_open", "organization_export", "invoice_pdf", "pending_top_up", "tool", "tool_root",
+    "training_paid", "training_script", "training_scripts", "workspace_folder", "workspace_picture", "token_revoke",
 }  # fmt: skip
 """URL names of an organization's pages whose roles the tests of their features check."""
 WITHOUT_ORGANIZATION = {

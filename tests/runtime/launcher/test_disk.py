@@ -162,4 +162,7 @@ def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeyp
     assert large.check(1.0, Record(tmp_path, None, node=0, address="")) is None
     verdict = large.check(2.0, Record(tmp_path, None, node=0, address=""))
     assert verdict.code == "disk_full", "the files that were counted before the start have grown"
+    unrepeated = disk.DiskLimit(1 << 20, folders, repeats=False)
+    unrepeated.measure_before_start()
+    assert (unrepeated.is_measuring, unrepeated.check(1.0, Record(tmp_path, None, node=0, address=""))) == (False, None)
     assert large.has_filled_the_disk(), "the workspace was too large to be measured before the run, so in doubt it has"
