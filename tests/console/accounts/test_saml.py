@@ -85,7 +85,7 @@ HOSTILE = {
     "for another address": ("instead of", lambda idp, answer: answer(destination="https://other.example.com/")),
     "ended": ("expired", lambda idp, answer: answer(release_policy=saml_idp.ended_policy())),
     "of another issuer": ("Invalid issuer", lambda idp, answer: answer(issuer="https://other.example.com")),
-    "for another browser": ("Nobody waits", lambda idp, answer: answer(in_response_to="id-of-another")),
+    "for another browser": ("started no log-in", lambda idp, answer: answer(in_response_to="id-of-another")),
     "for no request": ("IdP initiated SSO rejected", lambda idp, answer: answer(in_response_to=None)),
     "assertion for no request, message for this browser's": (
         "answers another request",
