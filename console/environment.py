@@ -1,7 +1,7 @@
 """Read settings from environment variables.
 
-An invalid value stops the process at start with a sentence that names the variable. Addresses may hold a password, so
-the sentences about them do not quote the value.
+An invalid value stops the process at start with a sentence that names the variable. Sentences are logged, so they do
+not quote addresses that may contain a password.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
 
     def hosts(self, name: str, default: Sequence[str] = ()) -> list[str]:
         """Return a comma-separated list of hosts, each perhaps with a port."""
-        entries = self.names(name, default)
+        entries = self._names_without_credentials(name, default)
         for entry in entries:
             if HOST.fullmatch(entry) is None:
                 raise ImproperlyConfigured(f"{name} names '{entry}'. Name hosts only, such as data.example.com.")
@@ -88,6 +88,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
     def web_address(self, name: str, default: str = "") -> str:
         """Return the http:// or https:// address of a host, without a path. Without a default it must be set."""
         text: str = self.str(name, default).rstrip("/")
+        _refuse_credentials(name, text)
         if not _is_http(text) or urlsplit(text).netloc != text.partition("://")[2]:
             raise ImproperlyConfigured(
                 f"{name} is '{text}'. It must be http:// or https:// and a host, such as https://trainyard.example.com."
@@ -96,10 +97,16 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
 
     def web_addresses(self, name: str) -> list[str]:
         """Return a comma-separated list of http:// and https:// addresses, which may have paths and queries."""
-        entries = self.names(name)
+        entries = self._names_without_credentials(name)
         for entry in entries:
             if not _is_http(entry):
                 raise ImproperlyConfigured(f"{name} has '{entry}', which does not begin with http:// or https://.")
+        return entries
+
+    def _names_without_credentials(self, name: str, default: Sequence[str] = ()) -> list[str]:
+        """Return what `names` returns, of a list without an @."""
+        entries = self.names(name, default)
+        _refuse_credentials(name, ",".join(entries))  # all before any is quoted: a password may contain a comma
         return entries
 
     def bind_address(self, name: str, default: str) -> str:
@@ -164,12 +171,16 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
         return config
 
 
+def _refuse_credentials(name: str, text: str) -> None:
+    """Raise ImproperlyConfigured, without the value, if a text contains an @: what is before it may be a password."""
+    if "@" in text:
+        raise ImproperlyConfigured(f"{name} must not contain a user name, a password or an @.")
+
+
 def _is_http(text: str) -> bool:
-    """Return whether a text is an http:// or https:// address with a host, a valid port or none, and no credentials."""
+    """Return whether a text is an http:// or https:// address with a host, and a valid port or none."""
     try:
         parts = urlsplit(text)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-        )
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # the port is no number, or the host no IPv6 address
         return False
