@@ -80,7 +80,8 @@ def split_path(path: str) -> tuple[str, ...]:
 def open_folder(*, root: Path, parts: Sequence[str], create: bool = False) -> Iterator[int]:
     """Open the folder at `parts` below `root`, and yield its descriptor.
 
-    With `create`, missing folders on the way are created. An OSError in the block is translated too. Raises FileMissing, UnsafePath, WrongKind, Unreadable.
+    With `create`, missing folders on the way are created. An OSError in the block is translated too.
+    Raises FileMissing, UnsafePath, WrongKind, Unreadable.
     """
     with translate_os_errors():
         folder_fd = os.open(root, OPEN_FOLDER)
