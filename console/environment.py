@@ -18,10 +18,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 FALSE_STRINGS = ("false", "off", "n", "no", "0", "")
 """The values that turn a switch off. django-environ itself takes every value that it does not know for off."""
-POSTGRESQL_SCHEMES = ("postgres://", "postgresql://")
+POSTGRESQL_SCHEMES = ("postgres://", "postgresql://", "psql://", "pgsql://")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
-"""The schemes of database addresses, and those of redis-py."""
-HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
+"""The schemes that django-environ and redis-py know for these servers."""
+HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 """A host name or address, perhaps with a port. `*.` before it stands for all names below it."""
 
 

@@ -9,6 +9,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment
+from console.observability.logs import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,12 +62,12 @@ def test_an_invalid_value_is_named_with_its_setting_and_without_its_password(met
 
 def test_valid_values_are_read():
     env = environment(
-        ON="yes", OFF="Off", LIST=" a.example.com:8443, *.b.example.com ,", URL="https://example.com:8443/",
+        ON="yes", OFF="Off", LIST=" a.example.com:8443, *.b.example.com, 例子.cn ,", URL="https://example.com:8443/",
         BIND="[::1]:8000", MAIL="smtp+tls://user:a%2Fb@mail.example.com:587", ZERO="0", ZONE="Asia/Shanghai",
-        DATABASE="postgres://user:a%2Fb@db/name", REDIS="rediss://:pass@cache:6380/0",
+        LEVEL="WARN", REDIS="rediss://:pass@cache:6380/0",
     )  # fmt: skip
     assert (env.switch("ON", False), env.switch("OFF", True), env.switch("MISSING", True)) == (True, False, True)
-    assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com"]
+    assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com", "例子.cn"]
     assert env.web_address("URL") == "https://example.com:8443"
     assert env.bind_address("BIND", "") == "[::1]:8000"
     assert env.mail_server("MAIL")["EMAIL_HOST_PASSWORD"] == "a/b"
@@ -74,8 +75,10 @@ def test_valid_values_are_read():
     assert env.mail_server("MISSING")["EMAIL_BACKEND"].endswith("console.EmailBackend")
     assert (env.whole_number("ZERO", 1, minimum=0), env.number("ZERO", 1, can_be_zero=True)) == (0, 0)
     assert env.time_zone("ZONE", "UTC") == "Asia/Shanghai"
-    assert env.database("DATABASE", "")["PASSWORD"] == "a/b"
+    for scheme in ("postgres", "postgresql", "psql", "pgsql"):
+        assert environment(X=f"{scheme}://user:a%2Fb@db/name").database("X", "")["PASSWORD"] == "a/b"
     assert env.redis_address("REDIS", "") == "rediss://:pass@cache:6380/0"
+    assert env.choice("LEVEL", "INFO", LEVELS) == "WARN"
 
 
 def test_an_invalid_value_stops_every_command(tmp_path):
