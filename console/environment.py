@@ -85,6 +85,16 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
                 raise ImproperlyConfigured(f"{name} names '{entry}'. Name hosts only, such as data.example.com.")
         return entries
 
+    def domains(self, name: str) -> list[str]:
+        """Return a comma-separated list of domains, in lower case. Subdomains of an entry are not part of it."""
+        entries = self.hosts(name)
+        for entry in entries:
+            if entry.startswith("*.") or ":" in entry:
+                raise ImproperlyConfigured(
+                    f"{name} names '{entry}'. Name whole domains, such as example.com, and each subdomain."
+                )
+        return [entry.lower() for entry in entries]
+
     def web_address(self, name: str, default: str = "") -> str:
         """Return the http:// or https:// address of a host, without a path. Without a default it must be set."""
         text: str = self.str(name, default).rstrip("/")

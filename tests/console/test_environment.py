@@ -36,6 +36,9 @@ def environment(**variables):
         ("hosts", "a.example.com, https://b.example.com", (), "X names 'https://b.example.com'. Name hosts only"),
         ("hosts", "@example.com", (), "X must not contain a user name, a password or an @"),
         ("hosts", "a.example.com, user:secret@host", (), "X must not contain a user name"),
+        ("domains", "example.com, *.example.com", (), r"X names '\*.example.com'. Name whole domains"),
+        ("domains", "example.com:25", (), "X names 'example.com:25'. Name whole domains"),
+        ("domains", "@example.com", (), "X must not contain a user name, a password or an @"),
         ("web_address", "trainyard.example.com", (), "X is 'trainyard.example.com'. It must be http:// or https://"),
         ("web_address", "http://host:port", (), "X is 'http://host:port'"),
         ("web_address", "https://example.com/console", (), "X is 'https://example.com/console'"),
@@ -68,6 +71,7 @@ def test_valid_values_are_read():
     )  # fmt: skip
     assert (env.switch("ON", False), env.switch("OFF", True), env.switch("MISSING", True)) == (True, False, True)
     assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com", "例子.cn"]
+    assert environment(X="Example.com, 例子.cn").domains("X") == ["example.com", "例子.cn"]
     assert env.web_address("URL") == "https://example.com:8443"
     assert env.bind_address("BIND", "") == "[::1]:8000"
     assert env.mail_server("MAIL")["EMAIL_HOST_PASSWORD"] == "a/b"
