@@ -147,7 +147,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             config = {}
         if not config:
             raise ImproperlyConfigured(
-                f"{name} is no address of PostgreSQL, such as postgres://user:password@host/name. "
+                f"{name} is not an address of PostgreSQL, such as postgres://user:password@host/name. "
                 "Percent-encode special characters in the password."
             )
         return config
@@ -162,7 +162,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             is_valid = False
         if not is_valid:
             raise ImproperlyConfigured(
-                f"{name} is no address of Redis, such as redis://host:6379/0. "
+                f"{name} is not an address of Redis, such as redis://host:6379/0. "
                 "Percent-encode special characters in the password."
             )
         return text
@@ -175,7 +175,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             config = {}
         if not config or (config["EMAIL_BACKEND"].endswith(".smtp.EmailBackend") and not config["EMAIL_HOST"]):
             raise ImproperlyConfigured(
-                f"{name} is no address of a mail server, such as smtp+tls://user:password@host:587. "
+                f"{name} is not the address of a mail server, such as smtp+tls://user:password@host:587. "
                 "Percent-encode special characters in the password."
             )
         return config

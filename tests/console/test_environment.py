@@ -50,11 +50,11 @@ def environment(**variables):
         ("bind_address", "0.0.0.0", ("127.0.0.1:8000",), r"X is '0.0.0.0'. It must be .* such as 127.0.0.1:8000"),
         ("time_zone", "Mars/Base", ("UTC",), "X is 'Mars/Base'. It must be an IANA time zone"),
         ("time_zone", "../etc", ("UTC",), "X is '../etc'"),
-        ("database", "mysql://u:secret@host/name", ("",), "X is no address of PostgreSQL"),
-        ("database", "", ("",), "X is no address of PostgreSQL"),
-        ("redis_address", "localhost:6379", ("",), "X is no address of Redis"),
-        ("mail_server", "mail.example.com", (), "X is no address of a mail server"),
-        ("mail_server", "smtp://user:se/cret@host:587", (), "X is no address of a mail server"),
+        ("database", "mysql://u:secret@host/name", ("",), "X is not an address of PostgreSQL"),
+        ("database", "", ("",), "X is not an address of PostgreSQL"),
+        ("redis_address", "localhost:6379", ("",), "X is not an address of Redis"),
+        ("mail_server", "mail.example.com", (), "X is not the address of a mail server"),
+        ("mail_server", "smtp://user:se/cret@host:587", (), "X is not the address of a mail server"),
     ],
 )
 def test_an_invalid_value_is_named_with_its_setting_and_without_its_password(method, value, arguments, sentence):
