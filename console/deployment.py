@@ -73,7 +73,7 @@ def _find_local_servers() -> Iterator[Finding]:
     if settings.EMBEDDED_REDIS:
         yield Finding("REDIS_URL", "is not set: processes could not send tasks to other machines.", "Set it.")
     if settings.UPLOAD_BUCKET and not settings.UPLOAD_BUCKET_ENDPOINT.startswith(("http://", "https://")):
-        yield Finding("UPLOAD_BUCKET_ENDPOINT", "is no address: large uploads would fail.", "Set it, https://...")
+        yield Finding("UPLOAD_BUCKET_ENDPOINT", "is not an address: large uploads would fail.", "Set it, https://...")
     if local := [name for name, config in settings.TRAINYARD_CLUSTERS.items() if config is None]:
         yield Finding(
             "TRAINYARD_CLUSTERS",

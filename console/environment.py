@@ -1,7 +1,7 @@
 """Read settings from environment variables.
 
-An invalid value stops the process at start with a sentence that names the variable. Addresses may hold a password, so
-the sentences about them do not quote the value.
+An invalid value stops the process at start with a sentence that names the variable. Sentences are logged, so they do
+not quote addresses that may contain a password.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 FALSE_STRINGS = ("false", "off", "n", "no", "0", "")
 """The values that turn a switch off. django-environ itself takes every value that it does not know for off."""
-POSTGRESQL_SCHEMES = ("postgres://", "postgresql://")
+POSTGRESQL_SCHEMES = ("postgres://", "postgresql://", "psql://", "pgsql://")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
-"""The schemes of database addresses, and those of redis-py."""
-HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
+"""The schemes that django-environ and redis-py know for these servers."""
+HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 """A host name or address, perhaps with a port. `*.` before it stands for all names below it."""
 
 
@@ -79,15 +79,26 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
 
     def hosts(self, name: str, default: Sequence[str] = ()) -> list[str]:
         """Return a comma-separated list of hosts, each perhaps with a port."""
-        entries = self.names(name, default)
+        entries = self._names_without_credentials(name, default)
         for entry in entries:
             if HOST.fullmatch(entry) is None:
                 raise ImproperlyConfigured(f"{name} names '{entry}'. Name hosts only, such as data.example.com.")
         return entries
 
+    def domains(self, name: str) -> list[str]:
+        """Return a comma-separated list of domains, in lower case. Subdomains of an entry are not part of it."""
+        entries = self.hosts(name)
+        for entry in entries:
+            if entry.startswith("*.") or ":" in entry:
+                raise ImproperlyConfigured(
+                    f"{name} names '{entry}'. Name whole domains, such as example.com, and each subdomain."
+                )
+        return [entry.lower() for entry in entries]
+
     def web_address(self, name: str, default: str = "") -> str:
         """Return the http:// or https:// address of a host, without a path. Without a default it must be set."""
         text: str = self.str(name, default).rstrip("/")
+        _refuse_credentials(name, text)
         if not _is_http(text) or urlsplit(text).netloc != text.partition("://")[2]:
             raise ImproperlyConfigured(
                 f"{name} is '{text}'. It must be http:// or https:// and a host, such as https://trainyard.example.com."
@@ -96,10 +107,16 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
 
     def web_addresses(self, name: str) -> list[str]:
         """Return a comma-separated list of http:// and https:// addresses, which may have paths and queries."""
-        entries = self.names(name)
+        entries = self._names_without_credentials(name)
         for entry in entries:
             if not _is_http(entry):
                 raise ImproperlyConfigured(f"{name} has '{entry}', which does not begin with http:// or https://.")
+        return entries
+
+    def _names_without_credentials(self, name: str, default: Sequence[str] = ()) -> list[str]:
+        """Return what `names` returns, of a list without an @."""
+        entries = self.names(name, default)
+        _refuse_credentials(name, ",".join(entries))  # all before any is quoted: a password may contain a comma
         return entries
 
     def bind_address(self, name: str, default: str) -> str:
@@ -130,7 +147,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             config = {}
         if not config:
             raise ImproperlyConfigured(
-                f"{name} is no address of PostgreSQL, such as postgres://user:password@host/name. "
+                f"{name} is not an address of PostgreSQL, such as postgres://user:password@host/name. "
                 "Percent-encode special characters in the password."
             )
         return config
@@ -145,7 +162,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             is_valid = False
         if not is_valid:
             raise ImproperlyConfigured(
-                f"{name} is no address of Redis, such as redis://host:6379/0. "
+                f"{name} is not an address of Redis, such as redis://host:6379/0. "
                 "Percent-encode special characters in the password."
             )
         return text
@@ -158,18 +175,22 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             config = {}
         if not config or (config["EMAIL_BACKEND"].endswith(".smtp.EmailBackend") and not config["EMAIL_HOST"]):
             raise ImproperlyConfigured(
-                f"{name} is no address of a mail server, such as smtp+tls://user:password@host:587. "
+                f"{name} is not the address of a mail server, such as smtp+tls://user:password@host:587. "
                 "Percent-encode special characters in the password."
             )
         return config
 
 
+def _refuse_credentials(name: str, text: str) -> None:
+    """Raise ImproperlyConfigured, without the value, if a text contains an @: what is before it may be a password."""
+    if "@" in text:
+        raise ImproperlyConfigured(f"{name} must not contain a user name, a password or an @.")
+
+
 def _is_http(text: str) -> bool:
-    """Return whether a text is an http:// or https:// address with a host, a valid port or none, and no credentials."""
+    """Return whether a text is an http:// or https:// address with a host, and a valid port or none."""
     try:
         parts = urlsplit(text)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
-        )
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # the port is no number, or the host no IPv6 address
         return False

@@ -280,7 +280,7 @@ MFA_FORMS = {
 MFA_ALLOW_UNVERIFIED_EMAIL = ACCOUNT_EMAIL_VERIFICATION != "mandatory"
 STAFF_SECOND_FACTOR: bool = env.switch("STAFF_SECOND_FACTOR", False)
 SIGNUP = env.choice("SIGNUP", "open", sign_in.SIGNUP_RULES)
-SIGNUP_EMAIL_DOMAINS: list[str] = [domain.lower() for domain in env.hosts("SIGNUP_EMAIL_DOMAINS")]
+SIGNUP_EMAIL_DOMAINS: list[str] = env.domains("SIGNUP_EMAIL_DOMAINS")
 SIGNUP_CAPTCHA_FIELD = env.str("SIGNUP_CAPTCHA_FIELD", "")
 """The dotted path of a class or function that returns the form field of a captcha; empty: no captcha."""
 API_REQUESTS_PER_MINUTE: int = env.whole_number("API_REQUESTS_PER_MINUTE", 6000, minimum=0)

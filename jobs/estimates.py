@@ -19,7 +19,7 @@ from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import Case, F, OuterRef, QuerySet, When
 
 from billing.pricing import Estimate
-from jobs import telemetry
+from jobs import free_runs, telemetry
 from jobs.models import Attempt, Job, JobDataset
 from jobs.purchase import Purchase
 from jobs.states import EndReason, JobState
@@ -166,7 +166,7 @@ def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
     """Return the free estimates of this script. One that was cut off counts up to its last finished epoch, if known."""
     jobs = (
         _runs_of(_code_filter(purchase))
-        .filter(order__quote__purchase__has_key="probe", epoch__gt=0, workers_per_node=purchase.workers_per_node)
+        .filter(free_runs.FREE_ESTIMATES, epoch__gt=0, workers_per_node=purchase.workers_per_node)
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
         .order_by("-id")[:MAX_RUNS]
     )

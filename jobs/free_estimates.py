@@ -31,7 +31,7 @@ IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
 
 
 def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
-    """Order a free estimate of the purchase in `data` (the API's field names).
+    """Order a free estimate of the purchase in `data` (the API's field names). `nodes` may be missing.
 
     Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order; raises
     IdempotencyConflict if the key bought something else.
@@ -39,7 +39,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     organization = membership.organization
     require_active(organization=organization)
     # `keeps_versions`, because pages send the purchase of a quote: the run must read the same dataset versions.
-    measured = parse(organization=organization, data=data, keeps_versions=True)
+    measured = parse(organization=organization, data={"nodes": 1, **data}, keeps_versions=True)
     purchase = replace(
         measured,
         nodes=1,

@@ -12,8 +12,9 @@ from django.utils import timezone
 
 from console.accounts.models import Organization, User
 from jobs.models import CHECK_SCRIPT, Job
+from jobs.purchase import FREE_ESTIMATE_MARK
 
-FREE_ESTIMATES = Q(order__quote__purchase__has_key="probe")
+FREE_ESTIMATES = Q(order__quote__purchase__has_key=FREE_ESTIMATE_MARK)
 CHECKS = Q(builtin_script=CHECK_SCRIPT)
 """The filters for the jobs of each kind of free run."""
 

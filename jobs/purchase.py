@@ -255,16 +255,19 @@ def asks_for_exact_rerun(data: Mapping[str, Any]) -> bool:
         return False
 
 
-def purchase_data(purchase: Mapping[str, Any]) -> dict[str, Any]:
+def purchase_data(purchase: Mapping[str, Any], *, as_bought: bool = False) -> dict[str, Any]:
     """Return the stored purchase of a quote as data for `parse`.
 
     That of a free estimate is the purchase that it measured, without the limits that it ran under: who repeats it wants
-    a run that is not cut off. Older versions of the console did not store those nodes and limits. They also did not
-    expand variables in arguments, so the dollar signs in their purchases are escaped.
+    a run that is not cut off. `as_bought` keeps those limits. Older versions of the console did not store the nodes and
+    limits of the measured purchase. They also did not expand variables in arguments, so the dollar signs in their
+    purchases are escaped.
     """
     data = dict(purchase)
     if data.pop(FREE_ESTIMATE_MARK, None):
-        data |= data.pop(MEASURED, {"max_seconds": None})
+        measured = data.pop(MEASURED, {"max_seconds": None})
+        if not as_bought:
+            data |= measured
     if not data.get(EXPANDS_ARGUMENTS) and "arguments" in data:
         data["arguments"] = [escape(argument) for argument in data["arguments"]]
     return data

@@ -35,7 +35,7 @@ such as `password`, passwords in URLs, one-time links, and private keys."""
 MAYBE_SECRET = re.compile(r"ty_|sk_|rk_|whsec_|://|/accounts/|/invitations/|-----BEGIN |(?i:secret)"
                      r"|(?i:token|passw|_key|cookie|sessionid|authorization|signature|bearer|basic)")  # fmt: skip
 """Matches every text that one of SECRET_PATTERNS matches. Most lines hold no secret and need only this one search."""
-LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
+LEVELS = tuple(logging.getLevelNamesMapping())
 """The values of LOG_LEVEL."""
 ACCESS_ATTRIBUTE = "access"
 """The attribute of an access log's LogRecord that holds the request's method, path, status, seconds and bytes."""

@@ -330,7 +330,7 @@ def training_free_estimate(request: MemberRequest) -> HttpResponse:
         return _quote_card(request, quote, problem=error_text(error))
     messages.success(
         request,
-        _("The free estimate is queued. It runs for at most one minute. Its page then leads to the new price."),
+        _("The free estimate is queued. It runs for at most one minute. Its page then links to the new price."),
     )
     return HttpResponseClientRedirect(reverse("job_detail", args=[order.job.pk]))
 

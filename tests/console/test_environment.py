@@ -9,6 +9,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from console.environment import Environment
+from console.observability.logs import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -33,20 +34,27 @@ def environment(**variables):
         ("switch", "enabled", (False,), "X is 'enabled'. It must be 1 or 0"),
         ("choice", "privat", ("private", ("private", "host")), "X is 'privat'. It must be one of: private, host"),
         ("hosts", "a.example.com, https://b.example.com", (), "X names 'https://b.example.com'. Name hosts only"),
-        ("hosts", "@example.com", (), "X names '@example.com'"),
+        ("hosts", "@example.com", (), "X must not contain a user name, a password or an @"),
+        ("hosts", "a.example.com, user:secret@host", (), "X must not contain a user name"),
+        ("domains", "example.com, *.example.com", (), r"X names '\*.example.com'. Name whole domains"),
+        ("domains", "example.com:25", (), "X names 'example.com:25'. Name whole domains"),
+        ("domains", "@example.com", (), "X must not contain a user name, a password or an @"),
         ("web_address", "trainyard.example.com", (), "X is 'trainyard.example.com'. It must be http:// or https://"),
         ("web_address", "http://host:port", (), "X is 'http://host:port'"),
         ("web_address", "https://example.com/console", (), "X is 'https://example.com/console'"),
         ("web_address", "", (), "X is ''"),
+        ("web_address", "https://user:secret@host", (), "X must not contain a user name"),
         ("web_addresses", "minio:9000", (), "X has 'minio:9000', which does not begin with http:// or https://"),
+        ("web_addresses", "https://user:secret@minio:9000", (), "X must not contain a user name"),
+        ("web_addresses", "https://user:sec,ret@minio:9000", (), "X must not contain a user name"),
         ("bind_address", "0.0.0.0", ("127.0.0.1:8000",), r"X is '0.0.0.0'. It must be .* such as 127.0.0.1:8000"),
         ("time_zone", "Mars/Base", ("UTC",), "X is 'Mars/Base'. It must be an IANA time zone"),
         ("time_zone", "../etc", ("UTC",), "X is '../etc'"),
-        ("database", "mysql://u:secret@host/name", ("",), "X is no address of PostgreSQL"),
-        ("database", "", ("",), "X is no address of PostgreSQL"),
-        ("redis_address", "localhost:6379", ("",), "X is no address of Redis"),
-        ("mail_server", "mail.example.com", (), "X is no address of a mail server"),
-        ("mail_server", "smtp://user:se/cret@host:587", (), "X is no address of a mail server"),
+        ("database", "mysql://u:secret@host/name", ("",), "X is not an address of PostgreSQL"),
+        ("database", "", ("",), "X is not an address of PostgreSQL"),
+        ("redis_address", "localhost:6379", ("",), "X is not an address of Redis"),
+        ("mail_server", "mail.example.com", (), "X is not the address of a mail server"),
+        ("mail_server", "smtp://user:se/cret@host:587", (), "X is not the address of a mail server"),
     ],
 )
 def test_an_invalid_value_is_named_with_its_setting_and_without_its_password(method, value, arguments, sentence):
@@ -57,12 +65,13 @@ def test_an_invalid_value_is_named_with_its_setting_and_without_its_password(met
 
 def test_valid_values_are_read():
     env = environment(
-        ON="yes", OFF="Off", LIST=" a.example.com:8443, *.b.example.com ,", URL="https://example.com:8443/",
+        ON="yes", OFF="Off", LIST=" a.example.com:8443, *.b.example.com, 例子.cn ,", URL="https://example.com:8443/",
         BIND="[::1]:8000", MAIL="smtp+tls://user:a%2Fb@mail.example.com:587", ZERO="0", ZONE="Asia/Shanghai",
-        DATABASE="postgres://user:a%2Fb@db/name", REDIS="rediss://:pass@cache:6380/0",
+        LEVEL="WARN", REDIS="rediss://:pass@cache:6380/0",
     )  # fmt: skip
     assert (env.switch("ON", False), env.switch("OFF", True), env.switch("MISSING", True)) == (True, False, True)
-    assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com"]
+    assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com", "例子.cn"]
+    assert environment(X="Example.com, 例子.cn").domains("X") == ["example.com", "例子.cn"]
     assert env.web_address("URL") == "https://example.com:8443"
     assert env.bind_address("BIND", "") == "[::1]:8000"
     assert env.mail_server("MAIL")["EMAIL_HOST_PASSWORD"] == "a/b"
@@ -70,8 +79,10 @@ def test_valid_values_are_read():
     assert env.mail_server("MISSING")["EMAIL_BACKEND"].endswith("console.EmailBackend")
     assert (env.whole_number("ZERO", 1, minimum=0), env.number("ZERO", 1, can_be_zero=True)) == (0, 0)
     assert env.time_zone("ZONE", "UTC") == "Asia/Shanghai"
-    assert env.database("DATABASE", "")["PASSWORD"] == "a/b"
+    for scheme in ("postgres", "postgresql", "psql", "pgsql"):
+        assert environment(X=f"{scheme}://user:a%2Fb@db/name").database("X", "")["PASSWORD"] == "a/b"
     assert env.redis_address("REDIS", "") == "rediss://:pass@cache:6380/0"
+    assert env.choice("LEVEL", "INFO", LEVELS) == "WARN"
 
 
 def test_an_invalid_value_stops_every_command(tmp_path):

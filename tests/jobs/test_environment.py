@@ -4,7 +4,7 @@ import pytest
 
 from billing.models import Quote
 from console.core.errors import InvalidInput
-from jobs import orders, selectors
+from jobs import free_estimates, orders, selectors
 from jobs.errors import ChoiceUnavailable
 from jobs.models import Job
 from jobs.purchase import EXPANDS_ARGUMENTS, parse
@@ -172,3 +172,6 @@ def test_the_environment_is_known_before_the_purchase(customer, api):
     }
     assert seen.keys() == environment.keys()  # only the API adds the names of secrets, with *** as their values
     assert api(customer.membership).get(f"/api/v1/quotes/{quote.pk}/environment/?rank=2").status_code == 404
+    estimate = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form(nodes=8))
+    preview = api(customer.membership).get(f"/api/v1/quotes/{estimate.quote.pk}/environment/").json()["environment"]
+    assert preview["WORLD_SIZE"] == "1"  # its own node, not those of the run that it measures

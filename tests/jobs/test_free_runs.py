@@ -258,3 +258,7 @@ def test_a_free_estimate_is_limited_and_its_rerun_is_paid(customer):
     assert order.quote.ceiling_minor > 0
     assert "probe" not in order.quote.purchase
     assert left(customer) == 1, "the rerun is no free estimate"
+    data = customer.form()
+    del data["nodes"]  # which is always 1, so that requests may leave it out
+    order = free_estimates.order_free_estimate(membership=customer.membership, data=data)
+    assert order.job.nodes == 1

@@ -30,6 +30,7 @@ from console.web import activity
 from jobs import selectors
 from jobs.messages import failure_sentence
 from jobs.models import Job
+from jobs.purchase import FREE_ESTIMATE_MARK
 from jobs.states import JobState
 from runtime.specs import Framework
 
@@ -443,4 +444,4 @@ def receipt_title(receipt: Receipt) -> str:
         day_charged = purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
     job = receipt.hold.order.job
-    return f"#{job.pk} {selectors.title_of(job, is_free_estimate='probe' in purchase)}"
+    return f"#{job.pk} {selectors.title_of(job, is_free_estimate=FREE_ESTIMATE_MARK in purchase)}"
