@@ -95,9 +95,11 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
                 )
         return [entry.lower() for entry in entries]
 
-    def web_address(self, name: str, default: str = "") -> str:
-        """Return the http:// or https:// address of a host, without a path. Without a default it must be set."""
+    def web_address(self, name: str, default: str = "", *, can_be_empty: bool = False) -> str:
+        """Return the http:// or https:// address of a host, without a path, or an empty text if it `can_be_empty`."""
         text: str = self.str(name, default).rstrip("/")
+        if not text and can_be_empty:
+            return ""
         _refuse_credentials(name, text)
         if not _is_http(text) or urlsplit(text).netloc != text.partition("://")[2]:
             raise ImproperlyConfigured(

@@ -15,21 +15,23 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 """The host names by which a console is reached only from its own machine."""
 
 
-def parse(text: str | None, *, console_url: str) -> str:
-    """Return the URL without a trailing slash; empty if there are no notebooks. Raises ImproperlyConfigured.
+def default(console_url: str) -> str:
+    """Return the URL without the setting; empty if there are no notebooks.
 
-    `text` is None if the setting is missing. If the console's own URL then names this machine, notebooks are below
-    `localhost`, because browsers resolve every name below it to this machine. With any other URL there are none,
-    because they would need DNS names and a certificate.
+    If the console's own URL names this machine, notebooks are below `localhost`, because browsers resolve every name
+    below it to this machine. With any other URL there are none, because they would need DNS names and a certificate.
     """
     console = urlsplit(console_url)
-    if text is None:
-        is_local = console.hostname in LOCAL_HOSTS and console.scheme == "http"
-        return f"http://localhost:{console.port or 80}" if is_local else ""
+    is_local = console.hostname in LOCAL_HOSTS and console.scheme == "http"
+    return f"http://localhost:{console.port or 80}" if is_local else ""
+
+
+def parse(text: str, *, console_url: str) -> str:
+    """Return the URL `text`, an address of a host; empty: there are no notebooks. Raises ImproperlyConfigured."""
     if not text:
         return ""
-    url = urlsplit(text.rstrip("/"))
-    if url.scheme != console.scheme or not url.hostname or url.path or url.query:
+    console, url = urlsplit(console_url), urlsplit(text)
+    if url.scheme != console.scheme:
         raise ImproperlyConfigured(
             f"NOTEBOOK_URL is '{text}'. It must be {console.scheme}:// and a host name, as TRAINYARD_URL, "
             f"such as {console.scheme}://notebooks.example.net."

@@ -52,7 +52,9 @@ def _read_or_create_secret_key(folder: Path) -> str:
 VAR_DIR: Path = Path(env.str("TRAINYARD_VAR", str(BASE_DIR / "var"))).resolve()
 EMBEDDED = Embedded(VAR_DIR)
 TRAINYARD_URL: str = env.web_address("TRAINYARD_URL", "http://127.0.0.1:8000")
-NOTEBOOK_URL: str = notebook_url.parse(env.str("NOTEBOOK_URL", None), console_url=TRAINYARD_URL)
+NOTEBOOK_URL: str = notebook_url.parse(
+    env.web_address("NOTEBOOK_URL", notebook_url.default(TRAINYARD_URL), can_be_empty=True), console_url=TRAINYARD_URL
+)
 """Each notebook is served at a subdomain of this URL's host; empty: there are no notebooks."""
 WEB_BIND: str = env.bind_address("WEB_BIND", f"127.0.0.1:{urlsplit(TRAINYARD_URL).port or 8000}")
 TRAINYARD_STORAGE_ROOT: Path = Path(env.str("TRAINYARD_STORAGE_ROOT", str(VAR_DIR / "storage")))

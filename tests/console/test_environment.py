@@ -73,6 +73,7 @@ def test_valid_values_are_read():
     assert env.hosts("LIST") == ["a.example.com:8443", "*.b.example.com", "例子.cn"]
     assert environment(X="Example.com, 例子.cn").domains("X") == ["example.com", "例子.cn"]
     assert env.web_address("URL") == "https://example.com:8443"
+    assert environment(X="").web_address("X", "http://localhost", can_be_empty=True) == ""
     assert env.bind_address("BIND", "") == "[::1]:8000"
     assert env.mail_server("MAIL")["EMAIL_HOST_PASSWORD"] == "a/b"
     assert env.mail_server("MAIL")["EMAIL_USE_TLS"]
@@ -85,11 +86,18 @@ def test_valid_values_are_read():
     assert env.choice("LEVEL", "INFO", LEVELS) == "WARN"
 
 
-def test_an_invalid_value_stops_every_command(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("LOG_LEVEL", "LOUD", "LOG_LEVEL is 'LOUD'. It must be one of: CRITICAL"),
+        ("NOTEBOOK_URL", "http://user:secret@host/x", "NOTEBOOK_URL must not contain a user name, a password or an @."),
+    ],
+)
+def test_an_invalid_value_stops_every_command(tmp_path, name, value, sentence):
     # LOG_LEVEL is one of the last settings. If a module used Django's settings while they are read, Django would take
     # those read so far for all, and the command would go on.
-    environ = os.environ | {"TRAINYARD_VAR": str(tmp_path), "LOG_LEVEL": "LOUD"}
+    environ = os.environ | {"TRAINYARD_VAR": str(tmp_path), name: value}
     command = [sys.executable, "manage.py", "check"]
     answer = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
-    assert "LOG_LEVEL is 'LOUD'. It must be one of: CRITICAL" in answer.stderr.splitlines()[-1]
+    assert sentence in answer.stderr.splitlines()[-1]

@@ -8,6 +8,7 @@ import json
 import sys
 from types import SimpleNamespace
 
+from trainyard_jupyterhub import spawner as spawner_module
 from trainyard_jupyterhub.spawner import TrainyardSpawner
 
 PROFILES = [
@@ -20,6 +21,14 @@ class Spawner(TrainyardSpawner):
     """A spawner without a hub around it."""
 
     server = SimpleNamespace(base_url="/user/1/")
+
+    async def poll_at_times(self) -> list[int | None]:
+        """Return the results of polls at the seconds `times` of the monotonic clock."""
+        results = []
+        for seconds in self.user_options["times"]:
+            spawner_module.time = SimpleNamespace(monotonic=lambda seconds=seconds: seconds)
+            results.append(await self.poll())
+        return results
 
 
 async def call(url: str, method: str, options: dict[str, str]) -> list[object]:

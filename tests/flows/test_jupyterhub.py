@@ -268,17 +268,21 @@ def call_spawners(installed, calls):
 
 
 def test_a_server_counts_as_open_while_its_console_cannot_be_reached(installed):
+    refused = answer({"code": "not_authenticated", "message": "m"}, "401 Unauthorized")
     statuses = {
         answer({"state": "running"}): None,
         answer({"state": "failed"}): 1,
         answer({"code": "not_found", "message": "m"}, "404 Not Found"): 1,
-        answer({"code": "not_authenticated", "message": "m"}, "401 Unauthorized"): None,  # and no token was refreshed
+        refused: None,  # and no token was refreshed
         b"": None,  # the console closes the connection, as when it restarts
         answer("", "302 Found"): None,
         answer("no such host", "404 Not Found"): None,  # a proxy answers for the console
     }
-    polls = call_spawners(installed, [({"7/": response}, "poll", {}) for response in statuses])
+    calls = [({"7/": response}, "poll", {}) for response in statuses]
+    refused_calls = ({"7/": refused}, "poll_at_times", {"times": [1, 3601, 3602]})
+    *polls, (refusals, _notebook) = call_spawners(installed, [*calls, refused_calls])
     assert dict(zip(statuses, polls, strict=True)) == {response: [status, 7] for response, status in statuses.items()}
+    assert refusals == [None, None, 1]  # a log-in that is refused for longer than an hour has ended
 
 
 def test_a_start_takes_over_the_open_notebook_of_its_own_profile_alone(installed):
