@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs import reconciliation, telemetry, watcher
+from jobs import watcher
 from jobs.models import Job, MetricPoint
 from jobs.states import JobState
 from jobs.watcher import ClusterFollower
@@ -28,19 +28,14 @@ def watch(backend, monkeypatch):
     return follow
 
 
-def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch, monkeypatch):
+def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch):
     attempt = customer.started()
     backend.write(attempt.run_name, "epoch 1/10 loss 0.5\n")
     watch({attempt.run_name})
     assert MetricPoint.objects.get().value == 0.5
-    sent = []
-    monkeypatch.setattr(reconciliation, "send", lambda *message: sent.append(message))
-    monkeypatch.setattr(telemetry, "FINAL_READ_SECONDS", -1.0)  # the rest is read after the end
-    backend.write(attempt.run_name, "loss 0.25\n")
     backend.end(attempt.run_name, Outcome.COMPLETED)
     watch({attempt.run_name})
     assert Job.objects.get().state == JobState.SUCCEEDED
-    assert sent == [(telemetry.read_rest, attempt.pk, telemetry.MAX_FINAL_READS - 1)]
 
 
 def test_unknown_run_names_and_an_error_with_one_run_stop_no_other(customer, backend, watch, caplog, monkeypatch):
