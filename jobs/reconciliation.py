@@ -73,7 +73,10 @@ def stop(*, job_pk: int) -> None:
 
 
 def delete_old_runs() -> None:
-    """Delete the files of ended runs after the retention time, and runs without an attempt."""
+    """Delete the files of ended runs after the retention time, and runs without an attempt. Safe to repeat.
+
+    Also continue what ended runs need and a lost task or a killed worker left undone.
+    """
     for name in clusters.clusters_to_reconcile():
         try:
             _clean_up_runs(name)
@@ -99,15 +102,16 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
         stop_run(attempt.backend, attempt.run_name)
     elif attempt.job.is_notebook and status.phase is RunPhase.RUNNING:
         _update_deadline(attempt)
-    reads_left = 0
+    has_rest = False
     if status.phase is RunPhase.ENDED:
-        # Read before `_observe` ends the job, because the progress of an ended job no longer changes.
-        reads_left = telemetry.ingest_all(attempt=attempt)
+        # Read before `_observe` ends the job, so that an ended job shows all of its progress. After the end only the
+        # cursor says that output is left.
+        has_rest = telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
     _observe(attempt, status)
-    if reads_left:
-        send(telemetry.read_rest, attempt.pk, reads_left)
+    if has_rest:
+        send(telemetry.read_rest, attempt.pk)
 
 
 def _update_deadline(attempt: Attempt) -> None:
@@ -196,13 +200,15 @@ def _stop_unwanted_runs(cluster_name: str) -> None:
 
 
 def _clean_up_runs(cluster_name: str) -> None:
-    """Delete runs that are expired or unknown, and measure runs whose files are not counted yet."""
+    """Delete runs that are expired or unknown. Measure those not counted yet, and have unread output read."""
     runs = _runs_on(cluster_name, live=False)
     for run_name, attempt in runs:
         if attempt is None:
             _delete_unknown(cluster_name, run_name)
         elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
             results.delete_run(attempt)
+        elif telemetry.has_rest(attempt):
+            send(telemetry.read_rest, attempt.pk)
     # The loop above does not see attempts that were never submitted, but checkpoints may have been copied for them.
     ended_attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at__isnull=False)
     unsubmitted_with_copies = ended_attempts.filter(submitted_at=None, job__checkpoints_copied_at__isnull=False)

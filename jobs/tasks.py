@@ -26,7 +26,10 @@ def reconcile(cluster_name: str = "") -> None:
 
 @shared_task
 def forget_runs() -> None:
-    """Delete the files of ended runs that are no longer kept, and runs that belong to no job."""
+    """Delete the files of ended runs that are no longer kept, and runs that belong to no job.
+
+    Also send `telemetry.read_rest` again, and count storage again, where that was interrupted.
+    """
     reconciliation.delete_old_runs()
 
 

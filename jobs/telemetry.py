@@ -30,7 +30,7 @@ from jobs.event_files import Scalar, open_regular, read_scalars
 from jobs.models import Attempt, Job, MetricPoint
 from jobs.points import add_epoch, count_finished_epochs, next_position
 from jobs.pubsub import publish_state
-from runtime.errors import RuntimeFault
+from runtime.errors import BackendUnavailable, RunNotFound, RuntimeFault
 from storage.errors import StorageError
 from storage.paths import open_folder
 
@@ -180,6 +180,7 @@ def ingest(*, attempt: Attempt) -> bool:
     - `epoch`: the last one in the log; `epochs`: `points.EpochState`; `epoch_finished_at`: Unix seconds
     - `curves`: `points.CurveState` by name; `counts`: points by name; `kept_every`: every nth is stored
     - `in_metrics_file`: curves in METRICS_FILE; `named`: curves in METRICS_FILE or event files
+    - `reads_left`: how often `read_rest` may still read; only if the run ended before all of its output was read
     """
     try:
         folder = cluster(attempt.backend).run_folder(attempt.run_name)
@@ -226,30 +227,61 @@ def _add_names(cursor: dict[str, Any], key: str, collector: PointCollector) -> f
     return frozenset(names)
 
 
-def ingest_all(*, attempt: Attempt, max_reads: int = MAX_FINAL_READS) -> int:
-    """Read the rest of an ended attempt's output, for about FINAL_READ_SECONDS and with at most `max_reads` reads.
+def ingest_all(*, attempt: Attempt) -> bool:
+    """Read the rest of an ended attempt's output, for about FINAL_READ_SECONDS. Return whether some is left unread.
 
-    Return how many reads are left for `read_rest`; 0 after the last one. Errors are logged and do not stop the
+    `read_rest` must then continue, which the cursor says too (`reads_left`). Errors are logged and do not stop the
     settlement that follows.
     """
     give_up_at = time.monotonic() + FINAL_READ_SECONDS
+    reads_left = int(attempt.cursor.get("reads_left", MAX_FINAL_READS))
     try:
-        for reads_left in reversed(range(max_reads)):
-            if not ingest(attempt=attempt):
-                return 0
+        while reads_left:
+            reads_left = reads_left - 1 if ingest(attempt=attempt) else 0
             if time.monotonic() > give_up_at:
-                return reads_left
+                break
     except Exception:
         logger.exception("The output of %s could not be read.", attempt.run_name)
-    return 0
+        reads_left = 0
+    if reads_left or "reads_left" in attempt.cursor:
+        _store_reads_left(attempt, reads_left)
+    return reads_left > 0
+
+
+def _store_reads_left(attempt: Attempt, reads_left: int) -> None:
+    """Store in the attempt's cursor how many reads are left for `read_rest`; 0: the output is read."""
+    with transaction.atomic():
+        # Another process may have moved the cursor.
+        cursor = Attempt.objects.select_for_update().values_list("cursor", flat=True).get(pk=attempt.pk)
+        cursor.pop("reads_left", None)
+        if reads_left:
+            cursor["reads_left"] = reads_left
+        Attempt.objects.filter(pk=attempt.pk).update(cursor=cursor)
+    attempt.cursor = cursor
 
 
 @shared_task
-def read_rest(attempt_pk: int, max_reads: int) -> None:
-    """Continue `ingest_all`. Each message works for a few seconds, so that other tasks get their turn."""
+def read_rest(attempt_pk: int) -> None:
+    """Continue `ingest_all`. Each message works for a few seconds, so that other tasks get their turn.
+
+    If the message is lost or the cluster does not answer, `reconciliation.delete_old_runs` sends it again.
+    """
     attempt = Attempt.objects.filter(pk=attempt_pk).first()
-    if attempt and (reads_left := ingest_all(attempt=attempt, max_reads=max_reads)):
-        send(read_rest, attempt_pk, reads_left)
+    if attempt is None or not has_rest(attempt):
+        return
+    try:
+        cluster(attempt.backend).describe(attempt.run_name)
+    except BackendUnavailable:
+        return  # `ingest` would take this for the end of the output
+    except RunNotFound:
+        pass  # `ingest_all` finds no output, and clears `reads_left`
+    if ingest_all(attempt=attempt):
+        send(read_rest, attempt_pk)
+
+
+def has_rest(attempt: Attempt) -> bool:
+    """Whether an attempt has ended before all of its output was read."""
+    return attempt.finished_at is not None and "reads_left" in attempt.cursor
 
 
 def epoch_finished_at(job: Job) -> datetime | None:
@@ -405,7 +437,8 @@ def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
     MetricPoint.objects.bulk_create(rows, batch_size=1000)
     epoch = min(collector.finished_epochs, job.epochs)  # a script may run more epochs than were ordered
     # A retry that starts anew does not reduce the progress.
-    if epoch > job.epoch and not job.is_ended:
+    # The job may have ended: `read_rest` reads what its run reported last.
+    if epoch > job.epoch:
         Job.objects.filter(pk=job.pk, epoch__lt=epoch).update(epoch=epoch, progress=epoch / job.epochs)
 
 

@@ -22,10 +22,11 @@ logger = logging.getLogger(__name__)
 
 READ_INTERVAL_SECONDS = 0.25
 """Minimum interval between two reads of one run's output, so that a run that writes without pause is not read at every
-write. The end of a run is read at once."""
-PAUSE_PER_READ_SECOND = 10.0
-"""How many times as long as a read took the next read of the same run waits. So no run, even if it reports without end,
-takes more than a tenth of its cluster's thread."""
+write. The end of a run does not wait for it."""
+PAUSE_FACTOR = 10.0
+"""How many times as long as a read took the next read of the same run waits. Meanwhile the run may be described, to see
+its end soon; the next description waits in the same way. So no run, even if it reports without end, takes more than
+a tenth of its cluster's thread for reads, and a tenth for descriptions."""
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 """Seconds before reconnecting to a cluster after the first, second, … failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
@@ -54,6 +55,7 @@ class ClusterFollower:
         self.name = name
         self._stop = stop
         self._next_read_at: dict[str, float] = {}  # when each run may be read again, by the monotonic clock
+        self._next_look_at: dict[str, float] = {}  # when each run that may not be read may be described again
         self._unread: set[str] = set()  # runs that have changed since they were last read
 
     def run(self) -> None:
@@ -90,25 +92,30 @@ class ClusterFollower:
         """Read those of the changed runs that are due. The next call, a second later at most, reads the others."""
         self._unread |= changed
         started_at = time.monotonic()
-        due = {name for name in self._unread if self._is_due(name, started_at)}
+        due = {name for name in self._unread if self._is_due(name)}
         self._unread -= due
         for name in due:
-            started_at = time.monotonic()
+            read_started_at = time.monotonic()
             self._read(name)
-            read_at = time.monotonic()
-            pause_seconds = max(READ_INTERVAL_SECONDS, PAUSE_PER_READ_SECOND * (read_at - started_at))
-            self._next_read_at[name] = read_at + pause_seconds
+            self._next_read_at[name] = _pause_end(read_started_at, READ_INTERVAL_SECONDS)
         # Earlier times no longer matter.
-        self._next_read_at = {name: at for name, at in self._next_read_at.items() if at > started_at}
+        for times in (self._next_read_at, self._next_look_at):
+            for name in [name for name, at in times.items() if at <= started_at]:
+                del times[name]
 
-    def _is_due(self, name: str, now: float) -> bool:
-        """Whether a run's pause after its last read is over, or it has ended."""
+    def _is_due(self, name: str) -> bool:
+        """Whether a run's pause after its last read is over, or it is known to have ended."""
+        now = time.monotonic()
         if now >= self._next_read_at.get(name, 0.0):
             return True
+        if now < self._next_look_at.get(name, 0.0):
+            return False
         try:
             return cluster(self.name).describe(name).phase is RunPhase.ENDED
         except Exception:
             return True  # `_read` handles the error of this run, so that the others are read
+        finally:
+            self._next_look_at[name] = _pause_end(now)
 
     def _read(self, name: str) -> None:
         """Update one run's job. An error is logged, and the next reconciliation tries again."""
@@ -117,3 +124,9 @@ class ClusterFollower:
             reconciliation.follow(run_name=name)
         except Exception:
             logger.exception("The change of %s could not be processed; the next reconciliation tries again.", name)
+
+
+def _pause_end(started_at: float, min_seconds: float = 0.0) -> float:
+    """Return when the pause ends after something that began at `started_at` and ends now, by the monotonic clock."""
+    now = time.monotonic()
+    return now + max(min_seconds, PAUSE_FACTOR * (now - started_at))

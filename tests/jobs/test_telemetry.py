@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import selectors, telemetry
+from jobs import reconciliation, selectors, telemetry
 from jobs.models import Job, MetricPoint
 from jobs.points import add_epoch, count_finished_epochs, next_position
+from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome
 from tests.jobs import event_files
 
@@ -26,6 +27,10 @@ def attempt(customer):
 def folder(attempt, backend):
     """The folder in which the code writes the metrics file and event files."""
     return backend.run_folder(attempt.run_name) / "run"
+
+
+def fail(*_arguments):
+    raise BackendUnavailable("no route")
 
 
 def record(folder, *lines):
@@ -93,21 +98,42 @@ def test_a_line_counts_once_it_is_complete_and_an_endless_one_is_not_stored(atte
     assert curves(attempt) == {"loss": [[1, 2.5], [2, 1.75], [3, 4.0]]}, "the end of the run ends a line"
 
 
-def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, backend, folder, monkeypatch):
+def test_what_is_larger_than_one_read_is_read_in_pieces(attempt, folder, monkeypatch):
     monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
     record(folder, b"x" * 5000 + b"\n", {"fine": 1, "step": 1})
     for _ in range(8):  # more often than 5000 bytes need
         result = curves(attempt)
     assert result == {"fine": [[1, 1.0]]}, "a huge line is skipped"
-    backend.write(attempt.run_name, "".join(f"step {n} loss {n}\n" for n in range(1, 501)))
-    backend.end(attempt.run_name, Outcome.COMPLETED)
+
+
+def test_the_end_of_a_run_does_not_wait_for_its_output_but_all_of_it_is_read(attempt, backend, monkeypatch, sent_tasks):
+    monkeypatch.setattr(telemetry, "MAX_READ_BYTES", 1000)
+    monkeypatch.setattr(telemetry, "FINAL_READ_SECONDS", -1.0)  # one read at a time
+    backend.write(attempt.run_name, "".join(f"epoch {n // 50} step {n} loss {n}\n" for n in range(1, 501)))
+    backend.end(attempt.run_name, Outcome.TIME_LIMIT)
+    message = ("read_rest", attempt.pk)
     with monkeypatch.context() as patch:
-        patch.setattr(telemetry, "FINAL_READ_SECONDS", -1.0)  # one read at a time
-        reads_left = telemetry.ingest_all(attempt=attempt)
-    assert reads_left == telemetry.MAX_FINAL_READS - 1, "the end of a run does not wait for all of its output"
-    assert 0 < MetricPoint.objects.filter(name="loss").count() < 500
-    telemetry.read_rest(attempt.pk, reads_left)
-    assert MetricPoint.objects.filter(name="loss").count() == 500, "the output of an ended run is read to its end"
+        patch.setattr(reconciliation, "_observe", lambda *_arguments: 1 / 0)  # as if the worker is killed here
+        with pytest.raises(ZeroDivisionError):
+            reconciliation.reconcile_job(job_pk=attempt.job_id)
+    reconciliation.reconcile_job(job_pk=attempt.job_id)
+    assert job_of(attempt).is_ended
+    assert 0 < MetricPoint.objects.count() < 100
+    assert sent_tasks.count(message) == 1
+    telemetry.read_rest(attempt.pk)
+    assert sent_tasks.count(message) == 2, "each message reads for a short time"
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "describe", fail)
+        telemetry.read_rest(attempt.pk)  # reads nothing now
+    # That message is lost, too.
+    reconciliation.delete_old_runs()
+    assert sent_tasks.count(message) == 3, "a periodic task repeats it"
+    monkeypatch.undo()
+    telemetry.read_rest(attempt.pk)
+    assert MetricPoint.objects.count() == 500
+    assert job_of(attempt).epoch == 10, "a free estimate that reached its time limit is measured"
+    reconciliation.delete_old_runs()
+    assert sent_tasks.count(message) == 3, "nothing is left to read"
 
 
 def test_the_metrics_file_is_read_from_where_the_last_read_ended(attempt, folder):

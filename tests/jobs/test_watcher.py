@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs import reconciliation, telemetry, watcher
+from jobs import watcher
 from jobs.models import Job, MetricPoint
 from jobs.states import JobState
 from jobs.watcher import ClusterFollower
@@ -28,19 +28,14 @@ def watch(backend, monkeypatch):
     return follow
 
 
-def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch, monkeypatch):
+def test_output_and_end_of_a_run_reach_its_job(customer, backend, watch):
     attempt = customer.started()
     backend.write(attempt.run_name, "epoch 1/10 loss 0.5\n")
     watch({attempt.run_name})
     assert MetricPoint.objects.get().value == 0.5
-    sent = []
-    monkeypatch.setattr(reconciliation, "send", lambda *message: sent.append(message))
-    monkeypatch.setattr(telemetry, "FINAL_READ_SECONDS", -1.0)  # the rest is read after the end
-    backend.write(attempt.run_name, "loss 0.25\n")
     backend.end(attempt.run_name, Outcome.COMPLETED)
     watch({attempt.run_name})
     assert Job.objects.get().state == JobState.SUCCEEDED
-    assert sent == [(telemetry.read_rest, attempt.pk, telemetry.MAX_FINAL_READS - 1)]
 
 
 def test_unknown_run_names_and_an_error_with_one_run_stop_no_other(customer, backend, watch, caplog, monkeypatch):
@@ -59,37 +54,33 @@ def test_unknown_run_names_and_an_error_with_one_run_stop_no_other(customer, bac
     assert Job.objects.get(pk=fine.job_id).state == JobState.SUCCEEDED
 
 
-def test_a_run_that_writes_constantly_is_read_at_intervals_and_at_its_end(customer, backend, monkeypatch):
-    attempt = customer.started()
-    reads = []
+@pytest.mark.parametrize(("read_seconds", "interval_seconds"), [(2.0, 0.25), (0.0, 20.0)])
+def test_a_run_that_writes_constantly_leaves_time_for_others_and_its_end_is_read_at_once(
+    customer, backend, monkeypatch, read_seconds, interval_seconds
+):
+    attempt, describe, now, reads, looks = customer.started(), backend.describe, [1.0], [], []
+
+    def spend(seconds, calls, name):
+        now[0] += seconds
+        calls.append(name)
+        return describe(name)
 
     def changes():
-        yield from [{attempt.run_name}] * 50  # all within one interval
-        assert reads == [attempt.run_name]
+        yield {attempt.run_name}  # a pause of 20 s follows
+        for _tick in range(50):
+            now[0] += 0.25
+            yield {attempt.run_name}
+        assert (len(reads), len(looks)) == (1, 3)  # after each half second of `describe` it is left alone for 5 s
+        now[0] = 23.0
+        yield {attempt.run_name}
+        assert len(reads) == 2
         backend.end(attempt.run_name, Outcome.COMPLETED)
         yield {attempt.run_name}
+        assert len(reads) == 3
 
-    monkeypatch.setattr(ClusterFollower, "_read", lambda _self, name: reads.append(name))
-    monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", 60.0)
-    monkeypatch.setattr(backend, "changes", changes)
-    ClusterFollower("default", threading.Event()).follow_once()
-    assert reads == [attempt.run_name] * 2
-
-
-def test_a_run_whose_output_takes_long_to_read_leaves_time_for_others(customer, backend, monkeypatch):
-    attempt, now, reads = customer.started(), [0.0], []
-
-    def read(_self, name):
-        now[0] += 2
-        reads.append(name)
-
-    def changes():
-        for passed_seconds, expected_reads in ((0, 1), (19, 1), (1, 2)):
-            now[0] += passed_seconds
-            yield {attempt.run_name}
-            assert len(reads) == expected_reads
-
-    monkeypatch.setattr(ClusterFollower, "_read", read)
+    monkeypatch.setattr(ClusterFollower, "_read", lambda _self, name: spend(read_seconds, reads, name))
+    monkeypatch.setattr(watcher, "READ_INTERVAL_SECONDS", interval_seconds)
+    monkeypatch.setattr(backend, "describe", lambda name: spend(0.5, looks, name))
     monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(backend, "changes", changes)
     ClusterFollower("default", threading.Event()).follow_once()
