@@ -39,6 +39,7 @@ from jobs import (
     selectors,
     shells,
     snapshots,
+    telemetry,
     tensorboards,
 )
 from jobs.diagnosis import Fix
@@ -130,6 +131,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "measures_purchase": selectors.measures_purchase(job),
+        "has_unread_output": any(telemetry.has_rest(attempt) for attempt in job.attempts.all()),
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.files_expire_soon(job),
         # The price of a notebook in which the member can look into a failed job; None if the page offers none.

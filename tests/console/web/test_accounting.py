@@ -204,6 +204,9 @@ def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
     shown = text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "events"}))
     assert ("This run is free." in shown, "You pay" in shown, "harging" in shown) == (True, False, False)
     customer.end(job.attempts.get(), Outcome.TIME_LIMIT)
+    job.attempts.update(cursor={"reads_left": 1})
+    assert "still being read" in text(owner_page.get(reverse("job_detail", args=[job.pk])))
+    job.attempts.update(cursor={})
     for epoch, sentence in ((0, "nothing was measured"), (1, "The next quote is based on it.")):
         Job.objects.update(epoch=epoch)
         assert sentence in text(owner_page.get(reverse("job_detail", args=[job.pk])))
