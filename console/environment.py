@@ -145,7 +145,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
         text: str = self.str(name, default)
         try:
             config: dict[str, Any] = self.db_url_config(text) if text.startswith(POSTGRESQL_SCHEMES) else {}
-        except ValueError:  # the port is no number
+        except ValueError:  # the port is not a number
             config = {}
         if not config:
             raise ImproperlyConfigured(
@@ -194,5 +194,5 @@ def _is_http(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number, or the host no IPv6 address
+    except ValueError:  # the port is not a number, or the host not an IPv6 address
         return False

@@ -108,7 +108,7 @@ def _split(address: str) -> SplitResult:
     try:
         return urlsplit(address)
     except ValueError as error:  # such as an IPv6 address without its closing bracket
-        raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' is no valid address.") from error
+        raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' is not a valid address.") from error
 
 
 def _without_name(address: str) -> str:
