@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.backends import smoke_run
+from runtime.backends import sandbox, smoke_run
 from runtime.backends.base import Backend, CheckResult
 from runtime.backends.checks import run_guarded
 from runtime.backends.slurm import program, submission
@@ -159,7 +159,8 @@ def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckRes
     code = (
         f"import sys; sys.path[:0] = [{str(package)!r}]; from pathlib import Path; "
         "from runtime.backends.slurm.node import check_containers; "
-        f"check_containers({config.containers_bin!r}, {config.bubblewrap!r}, Path({str(result)!r}))"
+        f"check_containers({config.containers_bin!r}, {config.bubblewrap!r}, "
+        f"{sandbox.find_bubblewrap()!r}, Path({str(result)!r}))"
     )
     command = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", code]
     try:

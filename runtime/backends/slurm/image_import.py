@@ -209,7 +209,12 @@ def check_tools(folder: str, bubblewrap: str) -> str:
     with tempfile.TemporaryDirectory(prefix="trainyard-check-") as files:
         for path in programs.values():
             command = [bubblewrap, *sandbox_arguments(Path(files), programs), path, "--version"]
-            done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False)
+            try:
+                done = subprocess.run(
+                    command, env={}, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
+                )
+            except OSError as error:  # such as no bubblewrap at this path
+                return f"{bubblewrap} cannot be started: {error.strerror}"
             if done.returncode:
                 return f"{path} does not run in a sandbox: {_last_line(done.stderr)}"
     return ""

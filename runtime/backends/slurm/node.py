@@ -405,9 +405,14 @@ def _load(path: Path) -> Any:
         return None
 
 
+def _find_bubblewrap(configured: str, fallback: str) -> str:
+    """Return the path of bwrap: the cluster's setting, else this machine's, else the console's (`RunPlan`)."""
+    return configured or shutil.which("bwrap") or fallback
+
+
 def _bubblewrap(run_plan: RunPlan) -> str:
     """Return the path of this machine's bwrap, or of the console's."""
-    return run_plan["bubblewrap"] or shutil.which("bwrap") or run_plan["fallback_bubblewrap"]
+    return _find_bubblewrap(run_plan["bubblewrap"], run_plan["fallback_bubblewrap"])
 
 
 def _supervisor_plan(
@@ -530,9 +535,12 @@ def _memory_cgroups() -> list[str]:
     return []
 
 
-def check_containers(tools: str, bubblewrap: str, result: Path) -> None:
-    """Write to the file `result` why this machine cannot run customers' own images; "" if it can."""
-    problem = image_import.check_tools(tools, bubblewrap or shutil.which("bwrap") or "bwrap")
+def check_containers(tools: str, bubblewrap: str, fallback_bubblewrap: str, result: Path) -> None:
+    """Write to the file `result` why this machine cannot run customers' own images; "" if it can.
+
+    `tools` and `bubblewrap` are settings of the cluster; `fallback_bubblewrap` is as in `RunPlan`.
+    """
+    problem = image_import.check_tools(tools, _find_bubblewrap(bubblewrap, fallback_bubblewrap))
     if not problem:
         try:
             host_interpreter()
