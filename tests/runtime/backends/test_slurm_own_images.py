@@ -33,6 +33,8 @@ PLAN = {
     "password": "", "limit_mib": 100, "seconds": 5, "bin": "", "is_insecure": False,
 }  # fmt: skip
 """The plan by which node 0 imports the image OWN."""
+RUN_PLAN = {"bubblewrap": "bwrap", "fallback_bubblewrap": ""}
+"""The part of a run's plan that an import reads."""
 
 
 def config(**changes):
@@ -77,7 +79,7 @@ def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(
 
     monkeypatch.setattr(image_import, "check_tools", lambda _tools, _bubblewrap: "")
     monkeypatch.setattr(node, "host_interpreter", refuse)
-    node.check_containers("", "", tmp_path / "result")  # "": skopeo, umoci and bubblewrap are on the PATH
+    node.check_containers("", "", "bwrap", tmp_path / "result")  # "": skopeo and umoci are on the PATH
     assert json.loads((tmp_path / "result").read_bytes())["problem"] == (
         "This machine's Python has no dynamic linker of glibc."
     )
@@ -193,7 +195,7 @@ def test_an_error_of_the_importing_node_ends_the_run_as_the_platforms_fault(
     """Otherwise the other nodes would wait for the import's whole time limit."""
     monkeypatch.setattr(replaced, name, refuse_locks)
     plan = {**PLAN, "folder": str(tmp_path / "image")}
-    assert node._container({"bubblewrap": "bwrap"}, plan, tmp_path, is_importer=True) is None
+    assert node._container(RUN_PLAN, plan, tmp_path, is_importer=True) is None
     cause = json.loads((tmp_path / "end.json").read_bytes())["loss"]
     assert (cause["kind"], cause["code"]) == ("platform_error", code)
     assert "No locks available" in cause["message"]
@@ -203,7 +205,7 @@ def test_the_other_nodes_get_the_images_contents_from_the_first(tmp_path, monkey
     """They may not see the image's own files yet: NFS clients cache that a file is missing."""
     contents = {"root": "root-1", "python": "/python", "environment": {"A": "1"}}
     monkeypatch.setattr(image_import, "import_image", lambda *_arguments, **_options: contents)
-    plan, run_plan = {**PLAN, "folder": str(tmp_path / "missing")}, {"bubblewrap": "bwrap", "start_seconds": 0}
+    plan, run_plan = {**PLAN, "folder": str(tmp_path / "missing")}, {**RUN_PLAN, "start_seconds": 0}
     expected = Container(tmp_path / "missing" / "root-1", "/python", {"A": "1"})
     assert node._container(run_plan, plan, tmp_path, is_importer=True) == expected
     assert node._container(run_plan, plan, tmp_path, is_importer=False) == expected
@@ -224,7 +226,7 @@ def test_sigterm_ends_a_node_after_its_import_has_removed_its_files(tmp_path, mo
     monkeypatch.setattr(image_import, "import_image", import_until_stopped)
     previous = signal.signal(signal.SIGTERM, lambda *_: events.append("ended"))
     try:
-        node._import_image({"bubblewrap": "bwrap"}, PLAN, tmp_path)
+        node._import_image(RUN_PLAN, PLAN, tmp_path)
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert events == ["files removed", "ended"]
