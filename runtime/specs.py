@@ -469,7 +469,7 @@ class Capacity:
         return sum(_count_fitting(machine.free if free else machine.total, required) for machine in machines)
 
     def machines_for(self, required: Resources, kind: str) -> list[NodeCapacity]:
-        """Return the machines on which nodes of this kind may be placed, whatever their size."""
+        """Return the machines on which nodes of this kind may be placed, also those that are too small or full."""
         labelled_kind = kind if kind in self.placed_kinds else ""
         return [
             machine

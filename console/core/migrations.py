@@ -1,4 +1,4 @@
-"""Operations for migrations."""
+"""An operation for migrations that change many labels."""
 
 from __future__ import annotations
 
