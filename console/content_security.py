@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from csp.middleware import CSPMiddleware, PolicyParts
 from django.conf import settings
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 FORM_TARGET = "form_target"
 """The name of an attribute that a view sets on its request: an origin to which the page's forms may redirect too."""
@@ -12,6 +12,12 @@ FORM_TARGET = "form_target"
 
 class PolicyMiddleware(CSPMiddleware):
     """Sends CONTENT_SECURITY_POLICY. It is looser on the admin's pages, and on a page whose request has FORM_TARGET."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        """Return the response with its policy. One without content, such as a redirect, shows nothing to protect."""
+        if isinstance(response, HttpResponse) and not response.content:
+            return response
+        return super().process_response(request, response)
 
     def get_policy_parts(
         self, request: HttpRequest, response: HttpResponseBase, report_only: bool = False
