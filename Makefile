@@ -77,6 +77,12 @@ test-all: test-needs ## Run every test and list the slowest; SHARD=2/3 for a par
 	  echo "Once more, one test at a time, to tell a fault from a machine that was too busy:"; \
 	  $(PYTHON) -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none --exitfirst -v $(SELECTION); }
 
+# Processes that tests start, such as launchers, workers and the web server, are not counted.
+.PHONY: coverage
+coverage: image ## Run the fast tests, and report the share of branches that they take, and each module's missing ones
+	@mkdir -p var/coverage
+	@$(PYTHON) -m pytest -n auto --dist loadgroup --fast -q --cov --cov-report=term-missing $(ARGS)
+
 .PHONY: test-needs
 test-needs: images kustomize lighthouse var/styles/.installed
 
