@@ -127,7 +127,7 @@ class _ClusterState:
             running=[_load(job, now) for job in jobs if job.state != JobState.QUEUED],
             queued=[_load(job, now) for job in queued],
             # No pass updates the snapshots of specs without waiting jobs, so that they may name a job that has started.
-            is_reserved=snapshots.filter(held_from_job__in=[job.pk for job in queued]).exists(),
+            is_reserved=snapshots.filter(kept_for_job__in=[job.pk for job in queued]).exists(),
             is_truncated=len(jobs) > MAX_OPEN_JOBS,
         )
 

@@ -614,10 +614,11 @@ class CapacitySnapshot(models.Model):
     """Whether the spec's cluster answered."""
     drain_reason = models.CharField(max_length=200, blank=True, default="", db_default="")
     """Why the spec's cluster is drained; empty if it is not."""
-    held_from = models.DateTimeField(null=True, blank=True)
-    """When the job `held_from_job` was queued."""
-    held_from_job = models.BigIntegerField(null=True, blank=True)
+    # The columns keep the names of version 0.2, which must run on the same schema during an upgrade.
+    kept_for_job = models.BigIntegerField(null=True, blank=True, db_column="held_from_job")
     """Id of the job for which capacity is kept free; None: none is kept. Jobs behind it wait even if they fit."""
+    kept_for_job_queued_at = models.DateTimeField(null=True, blank=True, db_column="held_from")
+    """When that job was queued."""
 
     class Meta:
         db_table = "jobs_room"  # the table's name in version 0.1, which must run on the same schema during an upgrade

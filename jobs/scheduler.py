@@ -51,7 +51,7 @@ class SchedulingPass:
         self._running_nodes = quotas.running_nodes()  # by organization id
         limits = Quota.objects.filter(organization__in=self._running_nodes)
         self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
-        self._held_from: Position | None = None  # position of the job for which capacity is kept free
+        self._kept_for: Position | None = None  # position of the job for which capacity is kept free
         self._reserved = list(reserved)
         self.update_capacity(capacity)
 
@@ -87,7 +87,7 @@ class SchedulingPass:
             for job in page:
                 position = (job.queued_at, job.pk)
                 if overdue and overdue < position:
-                    self._held_from = overdue
+                    self._kept_for = overdue
                     return
                 free_in_quota, free = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
                 if free_in_quota < job.least_nodes:
@@ -96,13 +96,13 @@ class SchedulingPass:
                     yield job, min(job.nodes, free_in_quota, free)
                 elif self._now - job.queued_at > BACKFILL_LIMIT:
                     # It fitted when the page was loaded, but jobs of this pass have taken the nodes.
-                    self._held_from = position
+                    self._kept_for = position
                     return
 
     def save_snapshots(self) -> None:
         """Store the capacity for each node spec. Rows that would not change are not written."""
-        held_from, held_from_job = self._held_from or (None, None)
-        values = {"answers": True, "held_from": held_from, "held_from_job": held_from_job, "drain_reason": ""}
+        queued_at, job_id = self._kept_for or (None, None)
+        values = {"answers": True, "kept_for_job": job_id, "kept_for_job_queued_at": queued_at, "drain_reason": ""}
         _store(
             {pk: values | {"free": self._free_nodes[pk], "most": self._max_nodes(pk)} for pk in self._specs},
             self._specs.values(),

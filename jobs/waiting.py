@@ -41,7 +41,9 @@ def waiting_reason(job: Job) -> WaitingReason:
         reason = WaitingReason("too_large", {"most": snapshot.most})
     elif snapshot.free < job.least_nodes:
         reason = WaitingReason("capacity", {"free": snapshot.free})
-    elif snapshot.held_from and (snapshot.held_from, snapshot.held_from_job) < (job.queued_at, job.pk):
+    elif snapshot.kept_for_job_queued_at and (
+        (snapshot.kept_for_job_queued_at, snapshot.kept_for_job) < (job.queued_at, job.pk)
+    ):
         reason = WaitingReason("reserved")
     else:
         reason = own_reason  # the job's own: a retry, or a cluster that refused its run for lack of capacity
