@@ -77,6 +77,8 @@ _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
 """Hex digits that distinguish namespaces whose changed slugs are equal: 40 bits make a collision very unlikely."""
+_LIKE_A_DIGEST = re.compile(rf"-[0-9a-f]{{{_SLUG_DIGEST_LENGTH}}}\Z")
+"""The end of a name with a digest."""
 
 
 def organization_namespace(config: ClusterConfig, organization_slug: str) -> str:
@@ -85,7 +87,9 @@ def organization_namespace(config: ClusterConfig, organization_slug: str) -> str
         return config.namespace
     slug = _NOT_IN_SLUG.sub("-", organization_slug.lower()).strip("-")
     name = f"{config.namespace}-{slug}"
-    if slug == organization_slug and len(name) <= _MAX_LABEL_LENGTH:
+    # A slug that ends like a digest gets one too. Customers choose their slugs, and could choose the name that another
+    # organization has because of its digest.
+    if slug == organization_slug and len(name) <= _MAX_LABEL_LENGTH and not _LIKE_A_DIGEST.search(name):
         return name
     # Two slugs can become equal when they are changed or cut; the digest keeps their namespaces apart.
     digest = hashlib.sha256(organization_slug.encode()).hexdigest()[:_SLUG_DIGEST_LENGTH]

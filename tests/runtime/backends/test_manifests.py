@@ -241,6 +241,9 @@ def test_organization_namespaces_are_unique():
     assert len(set(names)) == len(names)
     assert names[0] == "trainyard-runs-acme"
     assert all(len(name) <= 63 for name in names), "the limit of Kubernetes"
+    # A customer can choose a slug that equals the end of another organization's namespace.
+    taken = organization_namespace(cluster, "a_b")
+    assert organization_namespace(cluster, taken.removeprefix("trainyard-runs-")) != taken
     assert organization_namespace(config(), "acme") == "trainyard-runs"
 
 
