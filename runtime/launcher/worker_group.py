@@ -145,7 +145,9 @@ def _parse_failure(fields: List[str]) -> ScriptFailure:
     # In `chain`, the type and the text of each exception alternate.
     echo = is_echo(list(zip(chain[::2], chain[1::2])))  # noqa: B905 - Python 3.8 has no `strict`
     if exception == "SystemExit":
-        return ScriptFailure(exit_code=int(message) & 255 if message.isdigit() else 1, echo=echo)
+        # The rank sends a number up to 255. Customer code could send any text, and `int` refuses some digits.
+        is_number = message.isascii() and message.isdecimal() and len(message) <= 3
+        return ScriptFailure(exit_code=int(message) & 255 if is_number else 1, echo=echo)
     return ScriptFailure(exception, message, file, line, function, exit_code=1, echo=echo)
 
 

@@ -1,4 +1,4 @@
-"""The report and the output of a rank's wrapper after an exception."""
+"""The report and the output of a rank's wrapper after an exception, and what the launcher reads in a forged report."""
 
 import os
 import subprocess
@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from runtime.launcher.worker_group import Rank
 
 RANK = Path(__file__).resolve().parents[3] / "runtime" / "launcher" / "rank.py"
 
@@ -100,3 +102,16 @@ def test_a_scripts_own_excepthook_is_called(tmp_path):
     assert code == 9
     assert log.endswith("ZeroDivisionError: division by zero\n")
     assert "rank.py" not in log
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code"), [("3", 3), ("255", 255), ("²", 1), pytest.param("9" * 5000, 1, id="long"), ("no data", 1)]
+)
+def test_a_forged_exit_code_does_not_end_the_launcher(text, exit_code):
+    reading, writing = os.pipe()
+    rank = Rank(0, 7, reading)
+    os.write(writing, f"raised 1.0\tSystemExit\t{text}\ttrain.py\t1\t\n".encode())
+    assert rank.read()
+    assert rank.script_failure.exit_code == exit_code
+    os.close(writing)
+    os.close(reading)
