@@ -6,6 +6,7 @@ pipes, sockets and devices are left out. If anything else is left out, the last 
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import tarfile
@@ -185,7 +186,12 @@ def _has_large_holes(file: files.OpenFile) -> bool:
     if file.size - os.fstat(file_fd).st_blocks * 512 <= MAX_HOLES_BYTES:
         return False
     # On a file system that compresses, a file without holes may occupy less too.
-    first_hole = os.lseek(file_fd, 0, os.SEEK_HOLE)
+    try:
+        first_hole = os.lseek(file_fd, 0, os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # the file was emptied after it was opened, so it has no holes
+            return False
+        raise
     os.lseek(file_fd, 0, os.SEEK_SET)
     return first_hole < file.size
 

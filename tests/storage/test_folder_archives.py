@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 
-from storage import folder_archives
+from storage import files, folder_archives
 from storage.folder_archives import LEFT_OUT_NAME, Source
 
 MIB = 1024**2
@@ -88,6 +88,16 @@ def test_a_file_that_changes_meanwhile_does_not_break_the_archive(root, change):
         assert b"outputs/log: became shorter" in result[LEFT_OUT_NAME]
     else:
         assert result.keys() == {"outputs", "outputs/log"}
+
+
+def test_a_large_file_that_is_emptied_after_it_was_opened_does_not_break_the_archive(root, monkeypatch):
+    monkeypatch.setattr(folder_archives, "MAX_HOLES_BYTES", 0)
+    (root / "log").write_bytes(b"x" * MIB)
+    file = files.read(root=root, path="log")
+    os.truncate(root / "log", 0)
+    left_out = folder_archives._LeftOut()
+    assert len(b"".join(folder_archives._file(file, "outputs/log", left_out))) == 512 + MIB
+    assert left_out.lines == [f"outputs/log: became shorter while it was read; its last {MIB} bytes are zeros here\n"]
 
 
 def test_what_cannot_be_packed_is_listed_in_the_archive(root, monkeypatch):
