@@ -327,11 +327,15 @@ def _is_supervisord(process: psutil.Process) -> bool:
 
 
 def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
-    """Send a signal to a process, if it still exists."""
+    """Send a signal to a process, if it still exists. Raises UpError if it belongs to another user."""
     try:
         process.send_signal(number)
     except psutil.NoSuchProcess:
         return
+    except psutil.AccessDenied as error:
+        raise UpError(
+            f"Process {process.pid} is left over from an earlier start by another user. End it, or start as that user."
+        ) from error
 
 
 def require_free_ports() -> None:

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from django.core.management import CommandError
 
@@ -47,6 +48,14 @@ def test_a_used_port_is_noticed_on_ipv4_and_ipv6(settings):
             with pytest.raises(supervisor.UpError, match=rf"{port} of {host} can't be used \(Address already in use"):
                 supervisor.require_free_ports()
         supervisor.require_free_ports()
+
+
+def test_a_process_of_another_user_that_is_left_over_is_named():
+    def deny(_number):
+        raise psutil.AccessDenied
+
+    with pytest.raises(supervisor.UpError, match="Process 7 is left over from an earlier start by another user"):
+        supervisor._end_processes([SimpleNamespace(pid=7, send_signal=deny)])
 
 
 def test_a_redis_that_cannot_start_says_why(tmp_path):
