@@ -203,8 +203,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "hang_policies": Job.HangPolicies.choices,
             "controllers": Job.Controllers.choices,
             "local_rank_arguments": Job.LocalRankArguments.choices,
-            # The advanced section is open if one of its fields differs from the default.
-            "is_advanced_open": any(values[name] != default for name, default in ADVANCED_DEFAULTS.items()),
+            # The advanced section is open if one of its fields differs from the default. Values from the URL are texts.
+            "is_advanced_open": any(str(values[name]) != str(default) for name, default in ADVANCED_DEFAULTS.items()),
         },
     )
 

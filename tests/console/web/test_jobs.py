@@ -38,6 +38,7 @@ def test_the_advanced_options_are_open_for_a_rerun_that_uses_them(customer, owne
     assert "free now" in new
     monkeypatch.setattr(customer.backend, "capacity", lambda: Capacity((), elastic=True))
     assert "free now" not in text(owner_page.get(reverse("training_new")))  # an elastic cluster starts nodes
+    assert CLOSED in text(owner_page.get(reverse("training_new"), {"retries": "0"}))  # the default, as text
     form = rerun(owner_page, customer.job(retries=2, retry_backoff_seconds=7, on_hang="retry", min_nodes=1))
     for part in (
         OPEN, '<option value="2" selected>2</option>', '<option value="retry" selected>',
