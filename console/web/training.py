@@ -594,6 +594,6 @@ def _script_tree(scripts: Iterable[str]) -> ScriptFolder:
             folder_at(posixpath.dirname(path)).folders.append(folders[path])
         return folders[path]
 
-    for script in sorted(scripts):
+    for script in sorted(scripts, key=lambda path: path.split("/")):  # by each name: `a/x.py` comes before `a-b/x.py`
         folder_at(posixpath.dirname(script)).scripts.append((posixpath.basename(script), script))
     return folders[""]

@@ -236,6 +236,10 @@ def test_a_script_is_picked_from_a_tree_and_read(customer, stranger, owner_page,
         assert "script-text" not in read(owner_page, path)
     assert "script-text" not in read(browser(stranger), "train.py")
     assert "Choose a script" in read(owner_page, "")
+    customer.write("src/net-2/x.py", "")
+    customer.write("src/net/deep/x.py", "")
+    tree = _text(owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}))
+    assert re.findall(r"<span>(net-2|net|deep)</span>", tree) == ["net", "deep", "net-2"], "by name, not by path"
 
 
 def test_scripts_are_searched_in_a_limited_number_of_folders(customer, owner_page, monkeypatch):
