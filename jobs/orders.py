@@ -469,7 +469,7 @@ def _existing_rerun(organization: Organization, job: Job, key: str) -> Order | N
 
 def _earlier_job_id(organization: Organization, value: Any) -> int | None:
     """Return the id of the job that a purchase reruns; None if the organization has no such job."""
-    if not isinstance(value, int):
+    if type(value) is not int:  # not `isinstance`, because JSON's true is an instance of int
         return None
     return Job.objects.filter(organization=organization, pk=value).values_list("pk", flat=True).first()
 

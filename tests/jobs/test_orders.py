@@ -140,5 +140,9 @@ def test_a_rerun_buys_the_same_with_changes_once(customer):
 
 
 def test_a_quote_ignores_an_earlier_run_that_is_no_job_of_the_organization(customer, other):
+    job = customer.job()
+    Job.objects.filter(pk=job.pk).update(id=1)  # JSON's true equals 1
+    assert customer.quote(rerun_of=True).purchase["rerun_of"] is None
+    Job.objects.filter(pk=1).update(id=job.pk)
     for value in ({}, [], "x", 10**40, -1, None, 3.5, other.job().pk):
         assert customer.quote(rerun_of=value).purchase["rerun_of"] is None, value
