@@ -47,6 +47,13 @@ class AlreadyEnded(JobsError):
     message = _("This job has already ended and can't be cancelled.")
 
 
+class NotStarted(JobsError):
+    """The job is queued, so it has no run."""
+
+    code = "not_started"
+    message = _("This job waits in the queue and has no run.")
+
+
 class StaleTransition(JobsError):
     """Another process changed the job's state first, so this change may no longer be right."""
 

@@ -13,7 +13,7 @@ from console.accounts.services import record_audit_event
 from console.core.enqueue import send_on_commit
 from jobs import lifecycle
 from jobs.dispatch import dispatch
-from jobs.errors import AlreadyEnded
+from jobs.errors import AlreadyEnded, NotStarted
 from jobs.models import ClusterStatus, Job
 from jobs.orders import normalize_reason
 from jobs.tasks import stop_job
@@ -50,13 +50,15 @@ def resume(*, cluster_name: str, actor: User) -> None:
 def move_job(*, actor: User, job: Job, why: str) -> None:
     """End the job's run, free of charge, and start another attempt, which resumes from the last checkpoint.
 
-    Safe to repeat. Raises InvalidInput (`why`), and AlreadyEnded if the job has no run.
+    Safe to repeat. Raises InvalidInput (`why`), AlreadyEnded, and NotStarted if the job is queued.
     """
     reason = normalize_reason(why)
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
-        if lifecycle.request_move(job=job, why=reason) is None:
+        if job.is_ended:
             raise AlreadyEnded
+        if lifecycle.request_move(job=job, why=reason) is None:
+            raise NotStarted
         target = f"job:{job.pk}"
         record_audit_event(
             organization=job.organization,

@@ -37,6 +37,8 @@ def test_a_moved_run_stops_costs_nothing_and_starts_again(admin, customer):
 
 def test_moves_do_not_use_up_the_retries_of_platform_faults_and_a_run_that_completes_first_succeeds(customer, admin):
     job = customer.job(nodes=1)
+    queued = admin.post(reverse("admin:jobs_job_move", args=[job.pk]), {"why": "x"}).content.decode()
+    assert "waits in the queue and has no run" in queued
     for number in range(1, 6):  # platform faults would end the job with the third attempt
         dispatch.dispatch_queue()
         attempt = job.attempts.get(number=number)
