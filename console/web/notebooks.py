@@ -208,7 +208,7 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
 
 @never_cache
 @require_GET
-@member(Capability.RUN)
+@member(Capability.VIEW)  # in the chosen organization; `_notebook_of_session` requires RUN in the notebook's
 def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     """Send the browser to the notebook's own host, with a ticket.
 
@@ -220,7 +220,8 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
         raise NotFound
     if notebooks.socket_of(job) is None:
         messages.info(request, _("This notebook does not run now."))
-        return redirect("job_detail", pk)
+        is_shown = job.organization_id == request.membership.organization_id  # pages show only the chosen organization
+        return redirect("job_detail", pk) if is_shown else redirect("overview")
     record_audit_event(
         organization=job.organization, actor=request.membership.user, action="notebook.opened", target=f"job:{job.pk}"
     )

@@ -108,6 +108,16 @@ def test_a_failed_job_links_to_a_filled_in_form_for_a_notebook_but_buys_none(own
     assert 'inputmode="numeric" value=""' in owner_page.get(new).text
 
 
+def test_a_notebook_of_another_organization_opens_even_if_the_chosen_one_allows_only_to_look(client, notebook):
+    chosen = MembershipFactory(role="viewer")
+    client.force_login(chosen.user)
+    address = reverse("notebook_open", args=[notebook.job_id])
+    assert client.get(address).status_code == HTTPStatus.NOT_FOUND
+    MembershipFactory(user=chosen.user, organization=notebook.job.organization, role="member")
+    answer = client.get(address, follow=True)
+    assert (answer.status_code, "This notebook does not run now" in answer.text) == (HTTPStatus.OK, True)
+
+
 def test_an_error_is_shown_beside_its_field(owner_page, customer):
     for field, changes in (
         ("max_seconds", {"hours": "0"}),
