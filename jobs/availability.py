@@ -79,9 +79,8 @@ class Forecast:
             return StartForecast("unknown")
         if state.is_drained:
             return StartForecast("drained")
-        ahead = len(state.queued)
         if self._quota_left < nodes:
-            return StartForecast("quota", ahead=ahead)
+            return StartForecast("quota", ahead=state.queued_count)
         if state.capacity.elastic:  # how many nodes are free now is not known
             return StartForecast("grows")
         resources = resources_of(spec)
@@ -89,7 +88,7 @@ class Forecast:
             return StartForecast("now")
         new_run = Load(resources, spec.name, nodes, seconds=0)  # its own time does not delay its start
         seconds = None if state.is_truncated else wait_seconds(state.capacity, state.running, [*state.queued, new_run])
-        return StartForecast("waits", seconds, ahead)
+        return StartForecast("waits", seconds, state.queued_count)
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,8 @@ class _ClusterState:
     capacity: Capacity | None
     running: Sequence[Load] = ()
     queued: Sequence[Load] = ()
+    queued_count: int = 0
+    """Number of queued jobs of the cluster, also of those that `queued` lacks."""
     is_reserved: bool = False
     """Whether free capacity is kept for a queued job that has waited long (`scheduler.BACKFILL_LIMIT`)."""
     is_truncated: bool = False
@@ -110,11 +111,14 @@ class _ClusterState:
         """Read a cluster's capacity, and its open jobs if the wait depends on them."""
         capacity = capacity_now(name)
         is_drained = bool(drain_reason(name))
-        if is_drained or capacity is None or capacity.elastic:
+        if is_drained or capacity is None:
             return cls(capacity, is_drained=is_drained)
+        jobs_of_cluster = Job.objects.filter(node_spec__cluster__in=stored_names(name))
+        queued_jobs = jobs_of_cluster.filter(state=JobState.QUEUED)
+        if capacity.elastic:
+            return cls(capacity, queued_count=queued_jobs.count())
         open_jobs = (
-            Job.objects.filter(node_spec__cluster__in=stored_names(name))
-            .exclude(state__in=ENDED)
+            jobs_of_cluster.exclude(state__in=ENDED)
             .select_related("node_spec", "order__quote")
             .order_by("queued_at", "pk")[: MAX_OPEN_JOBS + 1]
         )
@@ -122,13 +126,16 @@ class _ClusterState:
         jobs = list(open_jobs)
         snapshots = CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name))
         queued = [job for job in jobs if job.state == JobState.QUEUED]
+        is_truncated = len(jobs) > MAX_OPEN_JOBS
         return cls(
             capacity,
             running=[_load(job, now) for job in jobs if job.state != JobState.QUEUED],
             queued=[_load(job, now) for job in queued],
-            # No pass updates the snapshots of specs without waiting jobs, so that they may name a job that has started.
+            queued_count=queued_jobs.count() if is_truncated else len(queued),
+            # A pass updates only the snapshots of specs for which jobs wait. An old one may still name a job that has
+            # started, so only queued jobs count.
             is_reserved=snapshots.filter(kept_for_job__in=[job.pk for job in queued]).exists(),
-            is_truncated=len(jobs) > MAX_OPEN_JOBS,
+            is_truncated=is_truncated,
         )
 
 

@@ -1,5 +1,6 @@
 """A quote beside its alternatives: each figure is what a new quote would say, and the forecast of the wait."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -7,7 +8,7 @@ from django.utils import timezone
 
 from billing.models import Quote
 from console.core.errors import InvalidInput
-from jobs import checks, comparison
+from jobs import availability, checks, comparison
 from jobs.availability import Load, wait_seconds
 from jobs.errors import ChoiceUnavailable
 from jobs.models import Job
@@ -78,7 +79,7 @@ def test_efficiency_is_measured_by_runs_on_different_numbers_of_nodes(customer):
     assert efficiency() == {1: (1, True), 2: (0.8, True), 4: (pytest.approx(0.64, abs=0.001), True)}
 
 
-def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer):
+def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer, monkeypatch):
     quote = customer.quote(node_spec="medium", nodes=4)  # all 8 cores of the fake cluster
     start = lambda: {each.nodes: each.start.code for each in comparison.compare(quote).by_nodes}
     assert start() == {1: "now", 2: "now", 4: "now"}
@@ -88,9 +89,18 @@ def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer):
     waiting = comparison.compare(quote).by_nodes[-1].start
     assert waiting.ahead == 1
     assert 0 < waiting.seconds <= 1200  # the running job takes at most 600 s, and so does the one in the queue
+    with monkeypatch.context() as patch:
+        patch.setattr(availability, "MAX_OPEN_JOBS", 0)  # so that only the running job is read
+        waiting = comparison.compare(quote).by_nodes[-1].start
+        assert (waiting.seconds, waiting.ahead) == (None, 1)
     customer.quota(max_running_nodes=5)  # of which two run
     assert start() == {1: "now", 2: "now", 4: "quota"}
+    capacity = customer.backend.capacity()
+    monkeypatch.setattr(customer.backend, "capacity", lambda: replace(capacity, elastic=True))
+    waiting = comparison.compare(quote).by_nodes[-1].start
+    assert (waiting.code, waiting.ahead) == ("quota", 1)
     customer.backend.available = False
+    monkeypatch.undo()
     assert set(start().values()) == {"unknown"}
 
 
