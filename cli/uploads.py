@@ -163,9 +163,13 @@ class Uploads:
             reported_position = position
 
         report(offset)
+        is_offset_known = True  # False after an interruption: the console may have received a part of the request
         while offset < content.size:
             try:
-                new_offset = self._send_part(upload_id, content, offset, report)
+                if is_offset_known:
+                    new_offset = self._send_part(upload_id, content, offset, report)
+                else:
+                    new_offset = self._client.upload_offset(upload_id)
             except (Unreachable, ApiError) as error:
                 if isinstance(error, ApiError) and error.status not in RETRIED_STATUSES:
                     raise
@@ -173,7 +177,9 @@ class Uploads:
                 if tries == TRIES:
                     raise
                 self._pause(min(2.0 ** (tries - 1), MAX_PAUSE_SECONDS))
-                new_offset = self._client.upload_offset(upload_id)
+                is_offset_known = False
+                continue
+            is_offset_known = True
             if new_offset > offset:
                 tries = 0
             offset = new_offset

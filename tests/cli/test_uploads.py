@@ -6,7 +6,7 @@ import tarfile
 import httpx
 import pytest
 
-from cli import uploads
+from cli import transport, uploads
 from cli.errors import CliError
 from cli.folders import scan
 from cli.ignore import DEFAULTS, Ignore
@@ -34,12 +34,17 @@ class TusServer:
         self.received = b""
         self.created = 0
         self.is_gone = False
+        self.lost_offsets = 0  # how many requests for the offset fail after each cut
+        self.to_lose = 0
 
     def __call__(self, request):
         if request.method == "POST":
             self.created += 1
             self.received, self.is_gone = b"", False
             return httpx.Response(201, headers={"Location": f"/api/v1/uploads/{self.created}/"})
+        if request.method == "HEAD" and self.to_lose:
+            self.to_lose -= 1
+            raise httpx.ConnectError("down")
         if self.is_gone:
             return httpx.Response(404, json={"code": "not_found", "message": "m"})
         if request.method == "GET":
@@ -52,6 +57,7 @@ class TusServer:
             assert len(body) == int(request.headers["Content-Length"])
             if self.cuts and self.cuts[0] <= len(self.received) + len(body):
                 self.received += body[: self.cuts.pop(0) - len(self.received)]
+                self.to_lose = self.lost_offsets
                 raise httpx.WriteError("cut")
             self.received += body
         return httpx.Response(204, headers={"Upload-Offset": str(len(self.received))})
@@ -65,6 +71,7 @@ def test_a_cut_upload_continues_where_the_server_is(tmp_path, folder, monkeypatc
     monkeypatch.setattr(uploads, "REQUEST_BYTES", 1000)  # so that there are several requests, each of which may be cut
     content = TarContent(scan(folder))
     tus, sent = TusServer(1, 700, 1500, 1501, 4000), []
+    tus.lost_offsets = transport.TRIES + 1  # the console stays away for longer than one request is repeated
     assert uploads_to(tus, tmp_path).send(content, {"purpose": "dataset"}, on_sent=sent.append).version == 3
     assert (tus.created, tus.received) == (1, b"".join(content.read(0)))
     assert sum(sent) == content.size
