@@ -33,10 +33,13 @@ def send_due() -> int:
     alerts = BudgetAlert.objects.filter(mailed_at=None, budget__in=active)
     for alert in alerts.select_related("budget__organization", "budget__user"):
         budget = alert.budget
+        state = next((state for state in budgets.states(budget.organization) if state.budget.pk == budget.pk), None)
+        if state is None:  # the budget was removed, or its member has left, since the query
+            continue
         recipients = mail_recipients(budget.organization, "budget.reached")
         if isinstance(budget.user, User) and budget.user.is_active:
             recipients.add(budget.user)  # always, because it is this member's own budget
-        sent += deliver(BudgetAlert.objects.filter(pk=alert.pk), partial(_budget_mail, alert), recipients)
+        sent += deliver(BudgetAlert.objects.filter(pk=alert.pk), partial(_budget_mail, alert, state), recipients)
     warnings = BalanceWarning.objects.filter(mailed_at=None).select_related("account__organization")
     for warning in warnings:
         organization = warning.account.organization
@@ -61,10 +64,9 @@ def mail_recipients(organization: Organization, kind: str) -> set[User]:
     return {member.user for member in members if notifications.wants_mail(member, kind)}
 
 
-def _budget_mail(alert: BudgetAlert) -> tuple[str, str]:
-    """Return the subject and text of the email about a budget that reached a threshold."""
+def _budget_mail(alert: BudgetAlert, state: budgets.BudgetState) -> tuple[str, str]:
+    """Return the subject and text of the email about a budget that reached a threshold. `state` is the budget's."""
     budget = alert.budget
-    state = next(state for state in budgets.states(budget.organization) if state.budget.pk == budget.pk)
     subject = _("%(percent)d %% of the budget of %(whose)s is used") % {
         "percent": alert.percent,
         "whose": budget.user or budget.organization,

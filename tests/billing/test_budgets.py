@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from django.core import mail
+from django.db.models import Q
 from django.utils import timezone
 
 from billing import budgets, charges, emails
@@ -125,7 +126,7 @@ class TestAlerts:
         assert "\n" not in mail.outbox[0].subject
 
 
-def test_a_former_members_budget_is_kept_but_hidden_and_sends_no_mail(owner, account, member):
+def test_a_former_members_budget_is_kept_but_hidden_and_sends_no_mail(owner, account, member, monkeypatch):
     """A former member must not learn what the organization spends. The budget applies again after a return."""
     set_budget(owner, 100, member)
     settle(buy(account, 60, member=member), 60)
@@ -133,6 +134,10 @@ def test_a_former_members_budget_is_kept_but_hidden_and_sends_no_mail(owner, acc
     services.remove_member(membership=member, actor=owner.user)
     assert (budgets.states(owner.organization), budgets.record_alerts()) == ([], [])
     assert (emails.send_due(), mail.outbox) == (0, [])
+    with monkeypatch.context() as patch:
+        patch.setattr(budgets, "IS_ACTIVE", Q())  # as if the member left after the alerts were listed
+        patch.setattr(budgets, "states", lambda _organization: [])
+        assert emails.send_due() == 0
     back = MembershipFactory(organization=owner.organization, user=member.user, role=Role.MEMBER)
     (state,) = budgets.states(owner.organization)
     assert state.committed_minor == 60
