@@ -6,7 +6,8 @@ A resumable upload is sent as a client sends it, POST and then PATCH. It is hash
 server writes the same bytes to a file. The client sends with `sendfile`, so that it uses little CPU time.
 
 A folder of 10,000 files is sent as the console's page sends it: as one tar that is unpacked into a workspace. This is
-compared with the same archive as a version of a dataset.
+compared with the same archive as a version of a dataset. Both times include the unpacking, because the console answers
+the last request when the files are in place.
 """
 
 from __future__ import annotations
@@ -63,12 +64,20 @@ class Server:
                 connection.sendfile(body)
             received, buffer = b"", bytearray(MIB)
             while b"\r\n\r\n" not in received:
-                received += connection.recv(65536)
-            while connection.recv_into(buffer):
-                pass
-        answer = received.partition(b"\r\n\r\n")[0].decode()
+                chunk = connection.recv(65536)
+                if not chunk:
+                    raise SystemExit(f"{method} {path}: the server closed the connection before the headers' end")
+                received += chunk
+            head, _, received = received.partition(b"\r\n\r\n")
+            body_bytes = len(received)
+            while count := connection.recv_into(buffer):
+                body_bytes += count
+        answer = head.decode()
         if int(answer.split()[1]) != status:
-            raise SystemExit(f"{method} {path}: {received.decode(errors='replace')}")
+            raise SystemExit(f"{method} {path}: {answer} {received.decode(errors='replace')}")
+        announced_bytes = answer.lower().partition("\r\ncontent-length:")[2].partition("\r\n")[0]
+        if announced_bytes and int(announced_bytes) != body_bytes:
+            raise SystemExit(f"{method} {path}: received {body_bytes} of {announced_bytes} bytes")
         return answer
 
     def peak_memory_mib(self) -> float:
