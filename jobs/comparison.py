@@ -145,7 +145,7 @@ def _parse_purchase(quote: Quote, changes: Mapping[str, Any], original: Job | No
     """
     data = {**purchase_data(quote.purchase), **changes}
     try:
-        return parse(organization=quote.organization, data=data, keeps_versions=True, original=original)
+        return parse(organization=quote.organization, data=data, uses_given_versions=True, original=original)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
 

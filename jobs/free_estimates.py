@@ -38,8 +38,8 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     """
     organization = membership.organization
     require_active(organization=organization)
-    # `keeps_versions`, because pages send the purchase of a quote: the run must read the same dataset versions.
-    measured = parse(organization=organization, data={"nodes": 1, **data}, keeps_versions=True)
+    # `uses_given_versions`, because pages send the purchase of a quote: the run must read the same dataset versions.
+    measured = parse(organization=organization, data={"nodes": 1, **data}, uses_given_versions=True)
     purchase = replace(
         measured,
         nodes=1,

@@ -42,7 +42,7 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     original = reruns.exact_original(quote)  # the job that the quote repeats exactly, or None
     data = purchase_data(quote.purchase, as_bought=True)
     try:
-        purchase = parse(organization=quote.organization, data=data, keeps_versions=True, original=original)
+        purchase = parse(organization=quote.organization, data=data, uses_given_versions=True, original=original)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
     spec = _spec(purchase)

@@ -173,7 +173,7 @@ def place_notebook(*, membership: Membership, quote: Quote, idempotency_key: str
         raise InvalidInput(fields={"quote": _("This quote is not for a notebook.")})
     require_valid(quote)
     try:
-        purchase = parse_notebook(organization=organization, data=quote.purchase, keeps_versions=True)
+        purchase = parse_notebook(organization=organization, data=quote.purchase, uses_given_versions=True)
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
     with transaction.atomic():

@@ -56,7 +56,7 @@ def quote_order(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     original = None
     if is_exact:
         data, original = reruns.exact_purchase(organization=organization, data=data)
-    purchase = parse(organization=organization, data=data, keeps_versions=is_exact, original=original)
+    purchase = parse(organization=organization, data=data, uses_given_versions=is_exact, original=original)
     digest = pinned_digest(original.order.quote, purchase.image) if original else ""  # "": the current digest
     return make_quote(
         organization=organization,
@@ -120,7 +120,7 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     try:
         # Parsed again, because the customer may have deleted or changed something since the quote.
         purchase = parse(
-            organization=organization, data=purchase_data(quote.purchase), keeps_versions=True, original=original
+            organization=organization, data=purchase_data(quote.purchase), uses_given_versions=True, original=original
         )
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error

@@ -233,14 +233,18 @@ def resolved_names(versions: Iterable[DatasetVersion]) -> list[str]:
 
 
 def parse(
-    *, organization: Organization, data: Mapping[str, Any], keeps_versions: bool = False, original: Job | None = None
+    *,
+    organization: Organization,
+    data: Mapping[str, Any],
+    uses_given_versions: bool = False,
+    original: Job | None = None,
 ) -> Purchase:
     """Validate a purchase. Raises InvalidInput with a message for each invalid field.
 
-    `keeps_versions`: use the versions with the ids in `dataset_versions` and `model_versions`, not the latest ones.
+    `uses_given_versions`: use the versions with the ids in `dataset_versions` and `model_versions`, not the latest.
     `original`: the job that is repeated exactly; its stored script and requirements replace those in the workspace.
     """
-    context = {"organization": organization, "keeps_versions": keeps_versions, "original": original}
+    context = {"organization": organization, "uses_given_versions": uses_given_versions, "original": original}
     values = QuoteRequestSerializer(data=data, context=context).values()
     values.pop("exact")  # `orders.quote_order` has replaced the data of an exact rerun
     fault_tolerance = FaultTolerance(**{each.name: values.pop(each.name) for each in fields(FaultTolerance)})
@@ -279,13 +283,13 @@ def parse_placement(*, organization: Organization, data: Mapping[str, Any]) -> P
 
 
 def parse_notebook(
-    *, organization: Organization, data: Mapping[str, Any], keeps_versions: bool = False
+    *, organization: Organization, data: Mapping[str, Any], uses_given_versions: bool = False
 ) -> NotebookPurchase:
     """Validate the purchase of a notebook. Raises InvalidInput with a message for each invalid field.
 
-    `keeps_versions`: use the versions with the ids in `dataset_versions`, not the latest ones.
+    `uses_given_versions`: use the versions with the ids in `dataset_versions`, not the latest ones.
     """
-    context = {"organization": organization, "keeps_versions": keeps_versions}
+    context = {"organization": organization, "uses_given_versions": uses_given_versions}
     values = NotebookQuoteRequestSerializer(data={**data, "nodes": 1, "workers_per_node": 1}, context=context).values()
     return NotebookPurchase(**values)
 
@@ -365,13 +369,13 @@ class ModelsField(DatasetsField):
 
 
 class PinnedVersionsField(FormField, serializers.ListField):
-    """Primary keys of versions, one per dataset or model. Ignored unless the context has `keeps_versions`."""
+    """Primary keys of versions, one per dataset or model. Ignored unless the context has `uses_given_versions`."""
 
     child = serializers.IntegerField()
 
     def run_validation(self, data: Any = empty) -> Any:
         """Return the keys. Raises ValidationError."""
-        if not self.context.get("keeps_versions") or data is empty or not data:
+        if not self.context.get("uses_given_versions") or data is empty or not data:
             return []
         # `type` instead of `isinstance`, because JSON's true and false become bool, a subclass of int.
         if not isinstance(data, list) or not all(type(key) is int and 0 < key <= storage.MAX_KEY for key in data):

@@ -201,7 +201,9 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     data = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
     data["name"] = f"{sweep.name[:80]} #{number + 1}"  # cut, because a job's name has at most 100 characters
     # All trials read the versions of datasets and models that the sweep's quote names.
-    purchase = parse(organization=organization, data=apply_parameters(data, suggestion.parameters), keeps_versions=True)
+    purchase = parse(
+        organization=organization, data=apply_parameters(data, suggestion.parameters), uses_given_versions=True
+    )
     # All trials of a search run the script and the requirements of its first one. The files may have changed since.
     search = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
     first_trial = search.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()

@@ -83,7 +83,7 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
     base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
     # Only for its errors: a dataset, for example, may have been deleted since the first sweep.
-    parse(organization=organization, data=base, keeps_versions=True)
+    parse(organization=organization, data=base, uses_given_versions=True)
     return _make_quote(
         membership=membership,
         base=base,
@@ -112,7 +112,7 @@ def _make_quote(
     offers = []
     for values in extreme_values(plan.space):
         try:
-            purchase = parse(organization=organization, data=apply_parameters(base, values), keeps_versions=True)
+            purchase = parse(organization=organization, data=apply_parameters(base, values), uses_given_versions=True)
         except InvalidInput as error:
             # `base` was validated before, so the parameters are at fault.
             raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error
@@ -151,7 +151,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     purchase = quote.purchase
     try:
         # Parsed again, because the customer may have deleted something since the quote, or the operator the product.
-        product = parse(organization=organization, data=purchase, keeps_versions=True).product
+        product = parse(organization=organization, data=purchase, uses_given_versions=True).product
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
     with transaction.atomic():

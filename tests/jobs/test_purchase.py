@@ -108,11 +108,11 @@ def test_a_version_of_a_dataset_can_be_chosen(customer):
     stored = purchase.to_json()
     assert (stored["datasets"], stored["resolved_datasets"]) == (["digits@2"], ["digits@2"])
     # An order uses the versions of its quote. A rerun uses the latest version of a dataset if none was chosen.
-    assert parse(organization=customer.organization, data=plain.to_json(), keeps_versions=True) == plain
-    for keeps_versions, data, version in (
+    assert parse(organization=customer.organization, data=plain.to_json(), uses_given_versions=True) == plain
+    for uses_given_versions, data, version in (
         (True, plain, latest), (False, plain, newest), (True, purchase, second), (False, purchase, second),
     ):  # fmt: skip
-        again = parse(organization=customer.organization, data=data.to_json(), keeps_versions=keeps_versions)
+        again = parse(organization=customer.organization, data=data.to_json(), uses_given_versions=uses_given_versions)
         assert again.dataset_versions == (version,)
     retention.delete_version(version=second)
     for wrong in ("digits@2", "digits@9"):
@@ -134,7 +134,7 @@ def test_objects_of_another_organization_do_not_exist(customer, other):
         assert read(customer, datasets=["digits"], dataset_versions=pinned).dataset_versions == (own,)
     data = customer.form(datasets=["digits"], dataset_versions=[foreign.pk])
     with pytest.raises(InvalidInput):
-        parse(organization=customer.organization, data=data, keeps_versions=True)
+        parse(organization=customer.organization, data=data, uses_given_versions=True)
 
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):
