@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from rest_framework.request import Request
 
 from console.core.errors import InvalidInput
-from jobs.fields import is_text
+from jobs.fields import is_storable_text
 
 MAX_KEY_LENGTH = 255
 """Characters of an idempotency key: the length of its column."""
@@ -26,7 +26,7 @@ def idempotency_key(request: Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
     if len(key) > MAX_KEY_LENGTH:
         raise InvalidInput(fields={"Idempotency-Key": _("Use at most 255 characters.")})
-    if not is_text(key) or any(character < " " or character == "\x7f" for character in key):
+    if not is_storable_text(key) or any(character < " " or character == "\x7f" for character in key):
         raise InvalidInput(
             fields={"Idempotency-Key": _("Use only letters, digits and punctuation, for example a UUID.")}
         )

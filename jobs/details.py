@@ -19,7 +19,7 @@ from console.accounts.services import record_audit_event
 from console.core.errors import InvalidInput
 from jobs import results
 from jobs.errors import QuotaExceeded
-from jobs.fields import FormField, FormSerializer, is_text
+from jobs.fields import FormField, FormSerializer, is_storable_text
 from jobs.models import Job
 from storage import selectors as storage
 from storage.models import Allocation
@@ -40,7 +40,7 @@ class JobNameField(FormField, serializers.CharField):
     def to_internal_value(self, data: Any) -> str:
         """Return the name with single spaces. Raises ValidationError."""
         name = " ".join(data.split()) if isinstance(data, str) else None
-        if name is None or len(name) > MAX_NAME_LENGTH or not name.isprintable() or not is_text(name):
+        if name is None or len(name) > MAX_NAME_LENGTH or not name.isprintable() or not is_storable_text(name):
             raise ValidationError(
                 _("The name must have at most %(most)d printable characters.") % {"most": MAX_NAME_LENGTH}
             )
@@ -77,7 +77,7 @@ class NotesField(FormField, serializers.CharField):
     def to_internal_value(self, data: Any) -> str:
         """Return the notes with Unix line ends. Raises ValidationError."""
         notes = data.replace("\r\n", "\n").strip() if isinstance(data, str) else None
-        if notes is None or len(notes) > MAX_NOTES_LENGTH or not is_text(notes):
+        if notes is None or len(notes) > MAX_NOTES_LENGTH or not is_storable_text(notes):
             raise ValidationError(_("The notes must have at most %(most)d characters.") % {"most": MAX_NOTES_LENGTH})
         return notes
 

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 from rest_framework.serializers import ValidationError
 
-from jobs.fields import FormField, is_text
+from jobs.fields import FormField, is_storable_text
 from runtime import environment
 from runtime.launcher import variables
 from runtime.launcher.topology import scale_lr
@@ -50,7 +50,9 @@ class EnvironmentField(FormField, serializers.DictField):
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise ValidationError(_("The value of %(name)s must be a string.") % {"name": name})
             values[name] = str(value)
-            if not is_text(values[name]) or any(character < " " and character != "\t" for character in values[name]):
+            if not is_storable_text(values[name]) or any(
+                character < " " and character != "\t" for character in values[name]
+            ):
                 sentence = _("The value of %(name)s must be one line of text. Use a secret for several lines.")
                 raise ValidationError(sentence % {"name": name})
         if environment.size_of(values) > environment.MAX_BYTES:

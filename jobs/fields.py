@@ -70,7 +70,7 @@ class NameField(FormField, serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         """Return the name. Raises ValidationError."""
-        if not isinstance(data, str) or not data.strip() or not is_text(data):
+        if not isinstance(data, str) or not data.strip() or not is_storable_text(data):
             raise serializers.ValidationError(self.error_messages["missing"])
         return data.strip()
 
@@ -118,6 +118,6 @@ class WholeNumberField(FormField, serializers.IntegerField):
         return number
 
 
-def is_text(value: str) -> bool:
+def is_storable_text(value: str) -> bool:
     """Whether PostgreSQL can store the text. JSON can encode NUL and lone surrogates, which PostgreSQL refuses."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)

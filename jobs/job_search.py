@@ -25,7 +25,7 @@ from console.accounts.models import Membership, Organization, User
 from console.core.errors import InvalidInput, NotFound
 from jobs import rows
 from jobs.errors import QuotaExceeded
-from jobs.fields import is_text
+from jobs.fields import is_storable_text
 from jobs.models import Job, SavedView
 from jobs.states import ENDED, JobState
 from storage.models import Workspace
@@ -83,7 +83,9 @@ class JobSearch:
     def parse(cls, parameters: Mapping[str, Any]) -> JobSearch:
         """Return the search that the query parameters of a URL describe. Unknown and invalid ones are ignored."""
         values = {field.name: str(parameters.get(field.name, "")).strip() for field in fields(cls)}
-        values = {name: text for name, text in values.items() if is_text(text) and len(text) <= MAX_TEXT_LENGTH}
+        values = {
+            name: text for name, text in values.items() if is_storable_text(text) and len(text) <= MAX_TEXT_LENGTH
+        }
         for name, known in (("state", STATES), ("sort", SORT_ORDERS)):
             if values.get(name) not in known:
                 values.pop(name, None)
@@ -236,7 +238,7 @@ def views(membership: Membership) -> list[SavedView]:
 def save_view(*, membership: Membership, name: str, search: JobSearch) -> SavedView:
     """Save a search under a name; replaces a view of the same name. Raises InvalidInput, QuotaExceeded."""
     name = " ".join(name.split())
-    if not name or len(name) > MAX_VIEW_NAME_LENGTH or not is_text(name) or not name.isprintable():
+    if not name or len(name) > MAX_VIEW_NAME_LENGTH or not is_storable_text(name) or not name.isprintable():
         sentence = _("The name must have 1 to %(most)d printable characters.") % {"most": MAX_VIEW_NAME_LENGTH}
         raise InvalidInput(fields={"name": sentence})
     with transaction.atomic():

@@ -31,7 +31,7 @@ from jobs.clusters import resolve_cluster_name
 from jobs.details import default_name
 from jobs.dispatch import dispatch
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
-from jobs.fields import is_text
+from jobs.fields import is_storable_text
 from jobs.models import Job, JobDataset, JobModel, Order, PackageLayer, Product
 from jobs.packages import Requirements
 from jobs.purchase import EXTENSION_MARK, Purchase, asks_for_exact_rerun, parse, purchase_data
@@ -161,7 +161,7 @@ def stop_job_as_operator(*, actor: User, job: Job, why: str) -> Job:
 def normalize_reason(text: str) -> str:
     """Return an administrator's reason on one line. Raises InvalidInput (`why`)."""
     why = " ".join(text.split())
-    if not why or len(why) > MAX_REASON_LENGTH or not is_text(why):
+    if not why or len(why) > MAX_REASON_LENGTH or not is_storable_text(why):
         raise InvalidInput(fields={"why": _("The reason must have 1 to 200 characters.")})
     return why
 

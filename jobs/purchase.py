@@ -32,7 +32,7 @@ from jobs.clusters import cluster, image_of, resolve_cluster_name, resources_of
 from jobs.details import JobNameField, NotesField, TagsField
 from jobs.environment import MAX_QUOTED_LENGTH, EnvironmentField, SecretsField, check_references
 from jobs.fault_tolerance import FaultTolerance, FaultToleranceSerializer
-from jobs.fields import EnumField, FormField, FormSerializer, NameField, ValidValues, WholeNumberField, is_text
+from jobs.fields import EnumField, FormField, FormSerializer, NameField, ValidValues, WholeNumberField, is_storable_text
 from jobs.models import Job, Product
 from jobs.packages import Requirements
 from jobs.results import INSPECTED_JOB
@@ -325,7 +325,7 @@ class ArgumentsField(FormField, serializers.ListField):
         if not isinstance(data, list) or not all(isinstance(item, str | int | float) for item in data):
             raise ValidationError(_("The arguments must be a list of strings."))
         arguments = [str(item) for item in data]
-        if sum(len(each) + 1 for each in arguments) > MAX_ARGUMENTS_LENGTH or not all(map(is_text, arguments)):
+        if sum(len(each) + 1 for each in arguments) > MAX_ARGUMENTS_LENGTH or not all(map(is_storable_text, arguments)):
             raise ValidationError(_("The arguments are too long or contain invalid characters."))
         return arguments
 

@@ -8,7 +8,7 @@ from django.db.models import Model, QuerySet
 
 from console.accounts.models import Organization
 from jobs import job_search, selectors
-from jobs.fields import is_text
+from jobs.fields import is_storable_text
 from jobs.job_search import JobSearch
 from jobs.models import Job
 from storage import selectors as storage
@@ -39,7 +39,7 @@ class Hit:
 def search(organization: Organization, query: str) -> list[Hit]:
     """Return at most MAX_PER_KIND objects of each kind whose name contains the query, and the job of that number."""
     query = query.strip()
-    if not query or len(query) > MAX_QUERY_LENGTH or not is_text(query):  # PostgreSQL refuses NUL
+    if not query or len(query) > MAX_QUERY_LENGTH or not is_storable_text(query):  # PostgreSQL refuses NUL
         return []
     return [
         *_jobs(organization, query),

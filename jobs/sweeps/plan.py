@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 from rest_framework.serializers import ValidationError
 
-from jobs.fields import EnumField, FormSerializer, WholeNumberField, is_text
+from jobs.fields import EnumField, FormSerializer, WholeNumberField, is_storable_text
 from jobs.purchase import MAX_CEILING_MINOR, QuoteRequestSerializer
 from jobs.sweeps import space as spaces
 from jobs.sweeps.space import InvalidSpace, Parameter, Value, Values
@@ -140,7 +140,7 @@ class ObjectiveSerializer(serializers.Serializer[Any]):
 
     def validate_metric(self, name: str) -> str:
         """Check that the database can store the name."""
-        if not is_text(name):
+        if not is_storable_text(name):
             raise ValidationError(_("The name of the metric contains invalid characters."))
         return name
 
@@ -155,11 +155,11 @@ class SpaceField(serializers.JSONField):
         except InvalidSpace as error:
             raise ValidationError(space_sentence(error)) from error
         for name in data:
-            if not is_text(name) or len(name) > MAX_METRIC_LENGTH:
+            if not is_storable_text(name) or len(name) > MAX_METRIC_LENGTH:
                 raise ValidationError(_("The name of a parameter contains invalid characters or is too long."))
             texts = [value for value in data[name].get("choices", ()) if isinstance(value, str)]
             # Control characters sort before the space.
-            if any(not is_text(text) or any(character < " " for character in text) for text in texts):
+            if any(not is_storable_text(text) or any(character < " " for character in text) for text in texts):
                 raise ValidationError(_("A choice of %(name)s contains invalid characters.") % {"name": name})
             if name in PURCHASE_FIELDS and name != "LR" and data[name]["type"] == "float":
                 raise ValidationError(_("%(name)s must be of the type int or categorical.") % {"name": name})
