@@ -498,7 +498,7 @@ class _PlacementSerializer(FormSerializer):
 
     def _version(self, choice: VersionChoice, pinned_key: int | None) -> DatasetVersion:
         """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
-        dataset = sharing.dataset_named(self.context["organization"], choice.name)
+        dataset = sharing.usable_dataset_named(self.context["organization"], choice.name)
         versions = storage.versions_of(dataset)
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()

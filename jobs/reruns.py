@@ -156,7 +156,7 @@ def _dataset_change(job: Job, version: DatasetVersion) -> str:
     """Return how the dataset that a rerun would read differs from the one that the job read; empty if it does not."""
     name = version.dataset.name
     try:
-        latest = storage.latest_version(sharing.dataset_named(job.organization, name))
+        latest = storage.latest_version(sharing.usable_dataset_named(job.organization, name))
     except NotFound:
         latest = None
     if latest is None:  # deleted, or no longer shared

@@ -204,7 +204,7 @@ class DatasetView(_StorageView):
     @extend_schema(operation_id="datasets_read", responses=DatasetDetailSerializer)
     def get(self, request: Request, name: str) -> Response:
         """Return the dataset with its versions."""
-        return Response(DatasetDetailSerializer(sharing.dataset_named(self.organization, name)).data)
+        return Response(DatasetDetailSerializer(sharing.usable_dataset_named(self.organization, name)).data)
 
     @extend_schema(operation_id="datasets_delete", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:

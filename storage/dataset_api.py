@@ -53,7 +53,7 @@ class _VersionView(TenantView):
 
     def version(self, name: str) -> DatasetVersion:
         """Return the version that the query names, or the latest. Raises NotFound."""
-        dataset = sharing.dataset_named(self.organization, name)
+        dataset = sharing.usable_dataset_named(self.organization, name)
         number = self.request.query_params.get("version", "")
         if not number:
             version = selectors.latest_version(dataset)

@@ -62,7 +62,7 @@ def datasets_for(organization: Organization) -> QuerySet[Dataset]:
 def dataset_named(organization: Organization, name: str) -> Dataset:
     """Return the organization's own dataset with this name, and its `latest` version. Raises NotFound.
 
-    `sharing.dataset_named` also finds datasets of others that the organization may read.
+    `sharing.usable_dataset_named` also finds datasets of others that the organization may read.
     """
     return _named(datasets_for(organization), name)
 

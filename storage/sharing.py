@@ -62,7 +62,7 @@ def usable_datasets(organization: Organization) -> QuerySet[Dataset]:
     )
 
 
-def dataset_named(organization: Organization, name: str) -> Dataset:
+def usable_dataset_named(organization: Organization, name: str) -> Dataset:
     """Return the dataset that a name means to an organization: its own, else a shared one, else a public one.
 
     Raises NotFound.

@@ -92,7 +92,7 @@ def dataset_new(request: MemberRequest) -> HttpResponse:
 @member(Capability.VIEW)
 def dataset_detail(request: MemberRequest, name: str) -> HttpResponse:
     """Show a dataset's versions. Members of its own organization also see its shares and the form for an upload."""
-    return _render_dataset(request, sharing.dataset_named(request.membership.organization, name))
+    return _render_dataset(request, sharing.usable_dataset_named(request.membership.organization, name))
 
 
 @require_POST
@@ -297,7 +297,7 @@ def _imports_context(dataset: Dataset) -> dict[str, Any]:
 
 
 def _version(request: MemberRequest, name: str, number: int) -> DatasetVersion:
-    return selectors.version_numbered(sharing.dataset_named(request.membership.organization, name), number)
+    return selectors.version_numbered(sharing.usable_dataset_named(request.membership.organization, name), number)
 
 
 def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") -> HttpResponse:

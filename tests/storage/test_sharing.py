@@ -44,7 +44,7 @@ def test_a_code_gives_read_access_once(dataset, code, stranger, owner):
     assert usable(stranger) == []
     assert accept(stranger, f" {code}\n") == dataset
     assert usable(stranger) == ["digits"]
-    assert sharing.dataset_named(stranger.organization, "digits") == dataset
+    assert sharing.usable_dataset_named(stranger.organization, "digits") == dataset
     third = create_organization(user=stranger.user, name="Third")  # the membership of its owner
     for member in (third, stranger):
         with pytest.raises(InvalidInput):
@@ -74,7 +74,7 @@ def test_access_ends_for_new_uses(dataset, code, stranger):
     accept(stranger, code)
     sharing.revoke_share(share=DatasetShare.objects.get(), user=None)
     with pytest.raises(NotFound):
-        sharing.dataset_named(stranger.organization, "digits")
+        sharing.usable_dataset_named(stranger.organization, "digits")
     accept(stranger, sharing.create_share(dataset=dataset, user=None, label="again")[1])
     sharing.leave_share(organization=stranger.organization, user=stranger.user, name="digits")
     assert usable(stranger) == []
@@ -84,11 +84,11 @@ def test_access_ends_for_new_uses(dataset, code, stranger):
 
 def test_a_name_means_the_organizations_own_dataset_then_a_shared_then_a_public_one(dataset, code, stranger):
     public = sharing.publish_public(name="digits", stream=_stream({"a": b"1"}), description="All").dataset
-    assert sharing.dataset_named(stranger.organization, "digits") == public
+    assert sharing.usable_dataset_named(stranger.organization, "digits") == public
     accept(stranger, code)
-    assert sharing.dataset_named(stranger.organization, "digits") == dataset
+    assert sharing.usable_dataset_named(stranger.organization, "digits") == dataset
     own = DatasetFactory(organization=stranger.organization, name="digits")
-    assert sharing.dataset_named(stranger.organization, "digits") == own
+    assert sharing.usable_dataset_named(stranger.organization, "digits") == own
     assert sharing.one_per_name(sharing.usable_datasets(stranger.organization)) == [own]
     with pytest.raises(NameTaken):
         accept(stranger, sharing.create_share(dataset=dataset, user=None, label="again")[1])
