@@ -29,7 +29,7 @@ from storage import folder_archives, registries
 from storage import images as image_store
 from storage import selectors as storage
 from storage.api import page_of
-from storage.converters import FILE
+from storage.converters import FILE_ROUTE
 from storage.downloads import download, download_archive
 from storage.models import Image
 from storage.paths import Kind
@@ -346,6 +346,6 @@ urlpatterns = [
     path("images/<str:name>/", ImageView.as_view(), name="image"),
     path("jobs/<int:pk>/results/", ResultsView.as_view(), name="api_job_results"),
     path("jobs/<int:pk>/files/", JobFilesView.as_view(), name="api_job_files"),
-    path(f"jobs/<int:pk>/files/{FILE}", JobFileView.as_view(), name="api_job_file"),
+    path(f"jobs/<int:pk>/files/{FILE_ROUTE}", JobFileView.as_view(), name="api_job_file"),
     path("jobs/<int:pk>/archive/", JobArchiveView.as_view(), name="api_job_archive"),
 ]

@@ -20,7 +20,7 @@ from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core.pagination import NewestFirst
 from storage import catalog, files, recycle_bin, retention, selectors, sharing, workspace_imports
-from storage.converters import FILE
+from storage.converters import FILE_ROUTE
 from storage.downloads import download
 from storage.models import Dataset, DatasetVersion, Workspace, WorkspaceImport
 from storage.paths import Kind
@@ -400,5 +400,5 @@ urlpatterns = [
     path("workspace-imports/<int:pk>/", WorkspaceImportView.as_view(), name="workspace-import"),
     path("workspaces/<str:name>/", WorkspaceView.as_view(), name="workspace"),
     path("workspaces/<str:name>/files/", FilesView.as_view(), name="workspace-files"),
-    path(f"workspaces/<str:name>/files/{FILE}", FileView.as_view(), name="workspace-file"),
+    path(f"workspaces/<str:name>/files/{FILE_ROUTE}", FileView.as_view(), name="workspace-file"),
 ]

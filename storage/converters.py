@@ -9,8 +9,8 @@ from __future__ import annotations
 from django.urls import register_converter
 from django.urls.converters import StringConverter
 
-FILE = "<file:path>"
-"""The part of a route that matches a file's path in its workspace."""
+FILE_ROUTE = "<file:path>"
+"""The part of a route that matches a file's path. The view gets the path as its argument `path`."""
 
 
 class FilePath(StringConverter):

@@ -17,7 +17,7 @@ from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core.errors import NotFound
 from storage import dataset_files, imports, selectors, sharing
-from storage.converters import FILE
+from storage.converters import FILE_ROUTE
 from storage.downloads import download
 from storage.models import DatasetImport, DatasetVersion
 from storage.paths import Kind
@@ -171,5 +171,5 @@ def _next_url(request: Request, after: str | None) -> str | None:
 urlpatterns = [
     path("datasets/<str:name>/files/", DatasetFilesView.as_view(), name="dataset-files"),
     path("datasets/<str:name>/imports/", DatasetImportsView.as_view(), name="dataset-imports"),
-    path(f"datasets/<str:name>/files/{FILE}", DatasetFileView.as_view(), name="dataset-file"),
+    path(f"datasets/<str:name>/files/{FILE_ROUTE}", DatasetFileView.as_view(), name="dataset-file"),
 ]

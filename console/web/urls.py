@@ -43,7 +43,7 @@ from console.web import (
     wallet,
     workspaces,
 )
-from storage.converters import FILE
+from storage.converters import FILE_ROUTE
 
 ACTIVATION = [
     path("", activation.activation, name="activation"),
@@ -62,10 +62,10 @@ DATASETS = [
     path("d/<slug:name>/copy/", datasets.dataset_copy, name="dataset_copy"),
     path("d/<slug:name>/v/<int:number>/delete/", datasets.version_delete, name="dataset_version_delete"),
     path("d/<slug:name>/v/<int:number>/", datasets.version_detail, name="dataset_version"),
-    path(f"d/<slug:name>/v/<int:number>/folder/{FILE}", datasets.version_detail, name="dataset_folder"),
-    path(f"d/<slug:name>/v/<int:number>/file/{FILE}", datasets.version_file, name="dataset_file"),
-    path(f"d/<slug:name>/v/<int:number>/download/{FILE}", datasets.version_download, name="dataset_download"),
-    path(f"d/<slug:name>/v/<int:number>/image/{FILE}", datasets.version_image, name="dataset_image"),
+    path(f"d/<slug:name>/v/<int:number>/folder/{FILE_ROUTE}", datasets.version_detail, name="dataset_folder"),
+    path(f"d/<slug:name>/v/<int:number>/file/{FILE_ROUTE}", datasets.version_file, name="dataset_file"),
+    path(f"d/<slug:name>/v/<int:number>/download/{FILE_ROUTE}", datasets.version_download, name="dataset_download"),
+    path(f"d/<slug:name>/v/<int:number>/image/{FILE_ROUTE}", datasets.version_image, name="dataset_image"),
 ]
 MODELS = [
     path("", trained_models.model_list, name="model_list"),
@@ -97,9 +97,9 @@ JOBS = [
     path("<int:pk>/nodes/<int:node>/shell/", shells.job_shell, name="job_shell"),
     path("<int:pk>/tensorboard/", tools.job_tensorboard, name="job_tensorboard"),
     path("<int:pk>/files/", job_files.job_files, name="job_files"),
-    path(f"<int:pk>/folder/{FILE}", job_files.job_files, name="job_folder"),
-    path(f"<int:pk>/file/{FILE}", job_files.job_file, name="job_file"),
-    path(f"<int:pk>/image/{FILE}", job_files.job_picture, name="job_image"),
+    path(f"<int:pk>/folder/{FILE_ROUTE}", job_files.job_files, name="job_folder"),
+    path(f"<int:pk>/file/{FILE_ROUTE}", job_files.job_file, name="job_file"),
+    path(f"<int:pk>/image/{FILE_ROUTE}", job_files.job_picture, name="job_image"),
 ]
 WORKSPACES = [
     path("", workspaces.workspace_list, name="workspace_list"),
@@ -116,12 +116,12 @@ WORKSPACES = [
     path("w/<slug:name>/bin/empty/", workspaces.workspace_bin_empty, name="workspace_bin_empty"),
     path("w/<slug:name>/bin/<int:pk>/restore/", workspaces.workspace_bin_restore, name="workspace_bin_restore"),
     path("w/<slug:name>/bin/<int:pk>/remove/", workspaces.workspace_bin_remove, name="workspace_bin_remove"),
-    path(f"w/<slug:name>/folder/{FILE}", workspaces.workspace_detail, name="workspace_folder"),
-    path(f"w/<slug:name>/file/{FILE}", workspaces.workspace_file, name="workspace_file"),
-    path(f"w/<slug:name>/picture/{FILE}", workspaces.workspace_picture, name="workspace_picture"),
-    path(f"w/<slug:name>/train/{FILE}", workspaces.workspace_train, name="workspace_train"),
-    path(f"w/<slug:name>/save/{FILE}", workspaces.workspace_save, name="workspace_save"),
-    path(f"w/<slug:name>/download/{FILE}", workspaces.workspace_download, name="workspace_download"),
+    path(f"w/<slug:name>/folder/{FILE_ROUTE}", workspaces.workspace_detail, name="workspace_folder"),
+    path(f"w/<slug:name>/file/{FILE_ROUTE}", workspaces.workspace_file, name="workspace_file"),
+    path(f"w/<slug:name>/picture/{FILE_ROUTE}", workspaces.workspace_picture, name="workspace_picture"),
+    path(f"w/<slug:name>/train/{FILE_ROUTE}", workspaces.workspace_train, name="workspace_train"),
+    path(f"w/<slug:name>/save/{FILE_ROUTE}", workspaces.workspace_save, name="workspace_save"),
+    path(f"w/<slug:name>/download/{FILE_ROUTE}", workspaces.workspace_download, name="workspace_download"),
 ]
 STORAGE = [
     path("", storage.storage_usage, name="storage_usage"),
