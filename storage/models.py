@@ -420,7 +420,7 @@ class DeletedFile(models.Model):
     path = models.CharField(_("path"), max_length=4000)
     """Its former path below the workspace's folder."""
     folder = models.CharField(_("folder in the recycle bin"), max_length=200, unique=True)
-    """The name of the deleted file or folder in the recycle bins' folder (`recycle_bin.folder_of`)."""
+    """The name of the deleted file or folder in the recycle bins' folder (`recycle_bin.path_in_bin`)."""
     is_folder = models.BooleanField(_("folder"))
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))

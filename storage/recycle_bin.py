@@ -52,7 +52,7 @@ def delete(*, workspace: Workspace, path: str, user: User | None = None) -> Dele
         )
         # After a crash between the rename and the commit, the file is in the bin without a row. Garbage collection
         # keeps it for KEPT_AFTER_DELETION too, so that an administrator can restore it.
-        files.move_out(root=root, path=path, target=folder_of(item))
+        files.move_out(root=root, path=path, target=path_in_bin(item))
     # Outside the transaction, because it can take minutes. Garbage collection repeats it, also after a crash here.
     usage = measure(item)
     catalog.add_usage(workspace, Usage(-usage.size_bytes, -usage.entry_count))
@@ -78,7 +78,7 @@ def restore(*, item: DeletedFile, path: str = "") -> str:
             current = rows.first()
             if current is None:
                 raise NotFound
-            files.move_in(source=folder_of(item), root=root, path=target)
+            files.move_in(source=path_in_bin(item), root=root, path=target)
             current.delete()
             usage = Usage(current.size_bytes, current.entry_count + new_folders)
             catalog.add_usage(workspace, usage, reservation)
@@ -104,7 +104,7 @@ def empty(*, workspace: Workspace) -> int:
 
 def remove_files(item: DeletedFile) -> None:
     """Remove the files of an item in a recycle bin, and then its row. Safe to repeat."""
-    path = folder_of(item)
+    path = path_in_bin(item)
     if path.is_dir() and not path.is_symlink():
         trees.remove_tree(folder=path, scratch=catalog.scratch())
     else:
@@ -118,7 +118,7 @@ def measure(item: DeletedFile) -> Usage:
     It is measured again from time to time, because a run that has it open may still write to it. If the measurement is
     incomplete, the stored usage does not decrease. Raises Unreadable.
     """
-    path = folder_of(item)
+    path = path_in_bin(item)
     usage = Usage()
     with suppress(FileMissing, FileNotFoundError):
         if item.is_folder:
@@ -157,7 +157,7 @@ def expired() -> QuerySet[DeletedFile]:
     return DeletedFile.objects.filter(kept_until__lte=timezone.now())
 
 
-def folder_of(item: DeletedFile) -> Path:
+def path_in_bin(item: DeletedFile) -> Path:
     """Return the path of a deleted file or folder in `bin/`."""
     return catalog.top_folder("bin") / item.folder
 

@@ -124,7 +124,7 @@ def _check_workspace(workspace: Workspace, *, repair: bool) -> Iterator[Finding]
 def _check_deleted_file(item: DeletedFile, *, repair: bool) -> Iterator[Finding]:
     """Check that an item of a recycle bin exists; with `repair`, measure it or delete its row."""
     subject = f"recycle bin of {item.workspace.organization.slug}/{item.workspace}"
-    if not os.path.lexists(recycle_bin.folder_of(item)):
+    if not os.path.lexists(recycle_bin.path_in_bin(item)):
         if repair:
             recycle_bin.remove_files(item)
         yield Finding(Level.REPAIRED if repair else Level.PROBLEM, subject, f"the files of {item} are missing")

@@ -406,7 +406,7 @@ class World:
     def restore_files(self):
         """Restore the files: what a request did to them is not rolled back with our database either."""
         (uploads.folder() / self.upload.hex).write_bytes(b"")
-        recycle_bin.folder_of(self.binned).write_text("deleted")
+        recycle_bin.path_in_bin(self.binned).write_text("deleted")
         for folder in self.folders:
             (folder / "copy.py").unlink(missing_ok=True)
             (folder / "train.py").write_text("print(1)")

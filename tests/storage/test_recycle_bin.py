@@ -106,7 +106,7 @@ def test_garbage_collection_removes_what_was_kept_long_enough(workspace, monkeyp
     old = recycle_bin.delete(workspace=workspace, path="src/train.py")
     kept = recycle_bin.delete(workspace=workspace, path="src")
     DeletedFile.objects.filter(pk=old.pk).update(kept_until=timezone.now())
-    (recycle_bin.folder_of(kept) / "late").write_text("written by a run that had the folder open")
+    (recycle_bin.path_in_bin(kept) / "late").write_text("written by a run that had the folder open")
     (catalog.top_folder("bin") / "orphan").touch()
     with pytest.raises(NotFound):
         recycle_bin.restore(item=old)

@@ -86,7 +86,7 @@ def test_repair_removes_what_no_row_names_and_counts_again(workspace, owner, mon
     (catalog.top_folder("datasets") / "orphan" / "x").write_bytes(b"12345")
     (selectors.workspace_folder(workspace) / "by-a-run").write_bytes(b"123")
     lost = recycle_bin.delete(workspace=workspace, path="train.py")
-    recycle_bin.folder_of(lost).unlink()
+    recycle_bin.path_in_bin(lost).unlink()
     found = findings()
     # Only a note, because garbage collection removes the folder a week after its last change.
     assert found["datasets/orphan"][0] is found[f"workspace {slug}/code"][0] is Level.NOTE
