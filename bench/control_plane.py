@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 
 from bench import rounds
-from bench.environment import embedded_console
+from bench.environment import temporary_installation
 from bench.queue_worker import run_worker
 
 QUEUED = 2_000 if rounds.is_quick() else 10_000
@@ -78,7 +78,7 @@ class Worker:
 def main() -> None:
     """Measure, then print the table and the JSON object."""
     with ExitStack() as resources:
-        settings = resources.enter_context(embedded_console())
+        settings = resources.enter_context(temporary_installation())
         database_server, _, _database = settings.EMBEDDED.database_url.rpartition("/")
         workers = []
         for number, history in enumerate(FINISHED, 1):

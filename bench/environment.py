@@ -42,7 +42,7 @@ def free_console_port() -> int:
 
 
 @contextmanager
-def embedded_console(**variables: str) -> Iterator[Any]:
+def temporary_installation(**variables: str) -> Iterator[Any]:
     """Set up Django with a new embedded PostgreSQL and Redis, and yield its settings.
 
     `variables` are added to the environment. Modules that import models can be imported only inside the `with` block.

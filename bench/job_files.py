@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench import cpu_use, rounds
-from bench.environment import embedded_console, free_console_port, images_root
+from bench.environment import free_console_port, images_root, temporary_installation
 from bench.pages import create_customer, serve_console
 
 FILES = 100_000
@@ -34,7 +34,7 @@ BUFFER_BYTES = 1 << 20
 def main() -> None:
     """Measure, then print the table and the JSON object."""
     url = f"http://127.0.0.1:{free_console_port()}"
-    with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
+    with temporary_installation(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
         figures = measure(settings, url)
     rounds.print_table(f"{FILES} files, {DOWNLOAD_MIB} MiB", figures)
     ratios = {"download_vs_static": rounds.ratio(figures, "download_mib_a_second", "static_mib_a_second")}

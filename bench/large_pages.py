@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from bench import cpu_use, http_load, rounds
-from bench.environment import embedded_console, free_console_port, images_root
+from bench.environment import free_console_port, images_root, temporary_installation
 from bench.many_rows import fill
 from bench.pages import create_customer, serve_console
 
@@ -58,7 +58,7 @@ GOAL_MS = 150
 def main() -> None:
     """Fill the database, measure every page, then print the table and the JSON object."""
     url = f"http://127.0.0.1:{free_console_port()}"
-    with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
+    with temporary_installation(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
         from django.core.management import call_command  # noqa: PLC0415 - Django must be set up first
 
         call_command("collectstatic", interactive=False, verbosity=0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from bench import rounds
-from bench.environment import embedded_console, free_console_port, images_root
+from bench.environment import free_console_port, images_root, temporary_installation
 from bench.pages import create_customer, page_paths, serve_console
 
 ROUNDS = 1 if rounds.is_quick() else 3
@@ -33,7 +33,7 @@ PHONE_PAGES = ("log_in", "training_new")
 def main() -> None:
     """Measure, then print the table and the JSON object."""
     url = f"http://127.0.0.1:{free_console_port()}"
-    with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())):
+    with temporary_installation(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())):
         figures = rounds.summaries(measure(url))
     rounds.print_table("points of 100", figures)
     ratios = {

@@ -29,7 +29,7 @@ import psycopg
 import stripe
 
 from bench import rounds
-from bench.environment import ROOT, embedded_console
+from bench.environment import ROOT, temporary_installation
 
 if TYPE_CHECKING:
     from bench.ledger_clients import AccountPair, LedgerClients
@@ -208,7 +208,7 @@ class Measurements:
 def main() -> None:
     """Measure, then print the table and the JSON object."""
     with ExitStack() as resources:
-        settings = resources.enter_context(embedded_console())
+        settings = resources.enter_context(temporary_installation())
         from bench.ledger_clients import LedgerClients  # noqa: PLC0415 - Django must be set up first
 
         settings.STATIC_ROOT.mkdir()  # WhiteNoise warns if the folder is missing; `manage.py up` would create it

@@ -27,7 +27,7 @@ import httpx
 import psutil
 
 from bench import cpu_use, http_load, rounds
-from bench.environment import ROOT, embedded_console, free_console_port, images_root
+from bench.environment import ROOT, free_console_port, images_root, temporary_installation
 
 ROWS = 25
 """Rows of each list, as many as a page shows."""
@@ -61,7 +61,7 @@ while time.monotonic() < ends_at:
 def main() -> None:
     """Measure, then print the table and the JSON object."""
     url = f"http://127.0.0.1:{free_console_port()}"
-    with embedded_console(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
+    with temporary_installation(TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root())) as settings:
         figures, ratios = measure(settings, url)
     rounds.print_table(f"{ROWS} rows, {CLIENTS} clients", figures)
     print(f"job_list_vs_bare_view {ratios['job_list_vs_bare_view']:.2f} (goal: at least {GOAL:.2f})")

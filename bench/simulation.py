@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import django
 
 from bench import rounds
-from bench.environment import embedded_console
+from bench.environment import temporary_installation
 
 PURCHASES = int(os.environ.get("PURCHASES") or (2_000 if rounds.is_quick() else 100_000))
 PURCHASES_PER_GROUP = min(PURCHASES, 500 if rounds.is_quick() else 2_000)
@@ -67,7 +67,7 @@ def run_groups(seed: int, commands: Any, results: Any, changes_prices: bool) -> 
 
 def main() -> None:
     """Simulate, check, and print the JSON object."""
-    with embedded_console(LOG_LEVEL="ERROR"):
+    with temporary_installation(LOG_LEVEL="ERROR"):
         create_prices()
         simulate(int(os.environ.get("SEED") or time.time()) % 1_000_000)
 

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from bench import cpu_use, rounds
-from bench.environment import embedded_console, free_console_port, images_root
+from bench.environment import free_console_port, images_root, temporary_installation
 from bench.pages import START_SECONDS, create_customer, serve_console
 
 STREAMS = 500
@@ -75,7 +75,7 @@ class Arrivals:
 def main() -> None:
     """Measure, then print the table and the JSON object."""
     url = f"http://127.0.0.1:{free_console_port()}"
-    with embedded_console(
+    with temporary_installation(
         TRAINYARD_URL=url, TRAINYARD_IMAGES_ROOT=str(images_root()), WEB_PROCESSES="1", **EVENT_STREAM_LIMITS
     ) as settings:
         from django.test import Client  # noqa: PLC0415 - Django must be set up first

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from bench import rounds
-from bench.environment import embedded_console
+from bench.environment import temporary_installation
 
 PAST_TRIALS = 1000
 ROUNDS = 3 if rounds.is_quick() else 10
@@ -31,7 +31,7 @@ SPACE = {
 
 def main() -> None:
     """Measure, then print the table and the JSON object."""
-    with embedded_console():
+    with temporary_installation():
         samples = measure()
     figures = rounds.summaries(samples)
     rounds.print_table(f"{PAST_TRIALS} past trials, ms", figures)

@@ -29,7 +29,7 @@ from time import perf_counter
 from typing import Any, BinaryIO
 
 from bench import rounds
-from bench.environment import ROOT, embedded_console, free_port
+from bench.environment import ROOT, free_port, temporary_installation
 
 MIB = 1024**2
 SIZE_BYTES = (128 if rounds.is_quick() else 1024) * MIB
@@ -88,7 +88,8 @@ class Server:
 
 def main() -> None:
     """Measure, then print the table and the JSON object."""
-    with embedded_console(WEB_PROCESSES="1", TRAINYARD_URL="http://127.0.0.1:8000") as settings:
+    # Plain HTTP, even if the environment has an https address. `serving` chooses the ports.
+    with temporary_installation(TRAINYARD_URL="http://127.0.0.1:8000") as settings:
         figures, ratios = measure(Path(settings.VAR_DIR))
     rounds.print_table(f"{SIZE_BYTES // MIB} MiB, seconds", figures)
     rounds.print_result("upload", figures, ratios)
@@ -197,7 +198,7 @@ def write_tar(path: Path, count: int, size: int) -> None:
 def serving(application: str, **environment: str) -> Iterator[Server]:
     """Serve an ASGI application with the console's server, in one process."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.serve_bare", application, str(port)]
+    command = [sys.executable, "-m", "bench.serve_one_process", application, str(port)]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment)
     server = Server(port, process)
     try:

@@ -1,4 +1,4 @@
-"""Serve an ASGI application with the console's HTTP protocol in one process: `serve_bare MODULE:NAME PORT`."""
+"""Serve an ASGI application with the console's HTTP protocol in one process: `serve_one_process MODULE:NAME PORT`."""
 
 from __future__ import annotations
 
