@@ -70,11 +70,11 @@ def locale_of(language: str) -> Locale:
 def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) -> str:
     """Format an amount in the active language, rounded to the currency's decimals. `exact` keeps all its decimals."""
     # Decimal("-0") == 0 would share a cache entry with 0; adding 0 drops its sign.
-    return _money(amount_minor + 0, currency, exact, get_language() or "en")
+    return _format_money(amount_minor + 0, currency, exact, get_language() or "en")
 
 
 @lru_cache(maxsize=MAX_CACHED_AMOUNTS)
-def _money(amount_minor: Decimal | int, currency: str, exact: bool, language: str) -> str:
+def _format_money(amount_minor: Decimal | int, currency: str, exact: bool, language: str) -> str:
     locale = locale_of(language)
     amount, digits = to_major(amount_minor, currency), decimals(currency)
     if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():

@@ -179,7 +179,7 @@ def record_alerts() -> list[BudgetAlert]:
         if account is None:
             continue
         (state,) = _load_states([budget], account)
-        new_alerts += _record_alerts(state, month)
+        new_alerts += _record_thresholds(state, month)
     return new_alerts
 
 
@@ -203,7 +203,7 @@ def _warn(account: Account) -> None:
         notifications.publish(organization=account.owner, kind="wallet.low", data=data)
 
 
-def _record_alerts(state: BudgetState, month: date) -> list[BudgetAlert]:
+def _record_thresholds(state: BudgetState, month: date) -> list[BudgetAlert]:
     """Record the thresholds that a budget reached in a month, and return those that were not recorded before."""
     reached = [percent for percent in THRESHOLDS if percent <= state.reached_threshold]
     if not reached:

@@ -118,7 +118,7 @@ def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     # Stored codes have capital letters and digits only; people type spaces, dashes and small letters.
     normalized = "".join(code.split()).replace("-", "").upper()
     try:
-        return _redeem(account, normalized, user)
+        return _redeem_voucher(account, normalized, user)
     except VoucherRefused:
         # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
         cache.add(failures_key, 0, WRONG_CODES_SECONDS)
@@ -127,7 +127,7 @@ def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
 
 
 @transaction.atomic
-def _redeem(account: Account, code: str, user: User) -> CreditGrant:
+def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
     # Locked, so that concurrent redemptions cannot both take the last use.
     voucher = Voucher.objects.select_for_update().filter(code=code).first() if code else None
     now = timezone.now()

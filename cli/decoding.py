@@ -21,23 +21,23 @@ def decode(kind: type[T], data: Any, where: str = "answer") -> T:
     Raises UnexpectedAnswer if it does not fit. `where` names `data` in the message, in which a field has a path such as
     `answer.results.0.name`.
     """
-    return _decode(kind, data, where)  # type: ignore[no-any-return]  # `_decode` returns an instance of `kind`
+    return _decode_value(kind, data, where)  # type: ignore[no-any-return]  # `_decode_value` returns an instance of `kind`
 
 
-def _decode(kind: Any, data: Any, where: str) -> Any:
+def _decode_value(kind: Any, data: Any, where: str) -> Any:
     """Return `data` as an instance of `kind`, one of the types that fields of `schemas` have. Raises as `decode`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or (data is None and types.NoneType in inner):
         result = data
     elif origin in {Union, types.UnionType}:
         (kind,) = (member for member in inner if member is not types.NoneType)  # unions are of one type and None only
-        result = _decode(kind, data, where)
+        result = _decode_value(kind, data, where)
     elif origin is tuple:
         _require(isinstance(data, list), where, "a list")
-        result = tuple(_decode(inner[0], item, f"{where}.{index}") for index, item in enumerate(data))
+        result = tuple(_decode_value(inner[0], item, f"{where}.{index}") for index, item in enumerate(data))
     elif origin is dict:
         _require(isinstance(data, dict), where, "an object")
-        result = {name: _decode(inner[1], value, f"{where}.{name}") for name, value in data.items()}
+        result = {name: _decode_value(inner[1], value, f"{where}.{name}") for name, value in data.items()}
     elif is_dataclass(kind):
         result = _decode_dataclass(kind, data, where)
     else:
@@ -52,7 +52,9 @@ def _decode_dataclass(kind: Any, data: Any, where: str) -> Any:
     values = {}
     for field in fields(kind):
         if field.name in data:
-            values[field.name] = _decode(_field_types(kind)[field.name], data[field.name], f"{where}.{field.name}")
+            values[field.name] = _decode_value(
+                _field_types(kind)[field.name], data[field.name], f"{where}.{field.name}"
+            )
         else:
             _require(field.default is not MISSING, f"{where}.{field.name}", "present")
     return kind(**values)

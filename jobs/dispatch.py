@@ -64,7 +64,7 @@ def dispatch_queue(cluster_name: str = "") -> None:
     for name in [cluster_name] if cluster_name else cluster_names():
         with locks.dispatch_lock(name) as has_lock:
             if has_lock:
-                _dispatch(name)
+                _make_pass(name)
 
 
 def claim(job: Job, nodes: int | None = None) -> Attempt | None:
@@ -156,7 +156,7 @@ def stop_run(cluster_name: str, run_name: str) -> None:
         return
 
 
-def _dispatch(cluster_name: str) -> None:
+def _make_pass(cluster_name: str) -> None:
     """Make one pass. The caller holds the cluster's dispatch lock."""
     claimed = list(_attempts_claimed_earlier(cluster_name))
     specs = scheduler.waiting_specs(cluster_name)

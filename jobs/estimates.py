@@ -133,17 +133,17 @@ def earlier_runs(purchase: Purchase) -> list[EarlierRun]:
     Elastic runs whose number of nodes changed during the run are left out.
     """
     versions = {version.pk for version in purchase.dataset_versions}
-    return _earlier_runs(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
+    return _earlier_runs_matching(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
 
 
 def earlier_runs_like(job: Job) -> list[EarlierRun]:
     """Return the latest runs of a job's script on its node spec, as `earlier_runs` does for a purchase's script."""
     code_filter = {"organization": job.organization_id, "code_key": job.code_key, "node_spec": job.node_spec_id}
     versions = set(JobDataset.objects.filter(job=job).values_list("version", flat=True))
-    return _earlier_runs(code_filter, job.workers_per_node, job.batch_size, versions)
+    return _earlier_runs_matching(code_filter, job.workers_per_node, job.batch_size, versions)
 
 
-def _earlier_runs(
+def _earlier_runs_matching(
     code_filter: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]
 ) -> list[EarlierRun]:
     """Return the completed runs that match `code_filter`, compared with a batch size and ids of dataset versions."""

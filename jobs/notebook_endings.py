@@ -1,8 +1,8 @@
 """Tell members that a notebook is about to reach its time limit, so that they save their work or extend it.
 
 Each time limit is announced once. The attempt's number and the job's `deadline_seconds` identify a limit, so after an
-extension, or in another attempt, the new limit is announced too. `_announce` holds the job's lock, which extensions
-take too, while it looks for an earlier notification and writes the new one.
+extension, or in another attempt, the new limit is announced too. `_announce_limit` holds the job's lock, which
+extensions take too, while it looks for an earlier notification and writes the new one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def announce(now: datetime | None = None) -> int:
     """Write the notifications due at `now` (default: the current time); return their number. Safe to repeat."""
     now = now or timezone.now()
     running = Job.objects.filter(builtin_script=NOTEBOOK_SCRIPT, state=JobState.RUNNING)
-    return sum(_announce(job.pk, now) for job in running if _is_due(job, now))
+    return sum(_announce_limit(job.pk, now) for job in running if _is_due(job, now))
 
 
 def send_due() -> int:
@@ -61,7 +61,7 @@ def _is_due(job: Job, now: datetime) -> bool:
     return limit is not None and now < limit.ends_at <= now + notebooks.notice_before_end(job)
 
 
-def _announce(job_pk: int, now: datetime) -> bool:
+def _announce_limit(job_pk: int, now: datetime) -> bool:
     """Write the notification about the job's time limit. Return False if it is no longer due, or exists already."""
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",)).select_related("order").get(pk=job_pk)

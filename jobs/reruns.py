@@ -69,13 +69,13 @@ def configuration(job: Job) -> Configuration:
         diff=snapshots.diff(job, current) if state is ScriptState.CHANGED else [],
         image_identity=job.image_identity,
         versions=run_specs.mounted_versions(job),
-        changes=_changes(job, state),
+        changes=_change_sentences(job, state),
     )
 
 
 def changes(job: Job) -> list[str]:
     """Return a sentence for each difference between the job and a rerun with the latest versions and prices."""
-    return _changes(job, snapshots.state_of(job, snapshots.current_script(job)))
+    return _change_sentences(job, snapshots.state_of(job, snapshots.current_script(job)))
 
 
 def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tuple[dict[str, Any], Job]:
@@ -124,7 +124,7 @@ def _require_repeatable(job: Job) -> None:
         raise InvalidInput(fields={"rerun_of": sentence % {"job": job.pk}})
 
 
-def _changes(job: Job, state: ScriptState) -> list[str]:
+def _change_sentences(job: Job, state: ScriptState) -> list[str]:
     """Return the sentences of `changes`. `state` compares the script with the workspace."""
     script = {
         ScriptState.UNCHANGED: "",

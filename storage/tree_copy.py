@@ -106,7 +106,7 @@ class _Copier:
             open_folder(root=self._target, parts=()) as target_fd,
         ):
             self._count()
-            self._copy_file(source_fd, target_fd, parts[-1:])
+            self._copy_regular_file(source_fd, target_fd, parts[-1:])
 
     def copy_folders(self, base: Parts) -> None:
         """Copy the folder `base` with everything below it."""
@@ -143,7 +143,7 @@ class _Copier:
                         subfolders.append(parts)
                     elif modes.S_ISREG(mode):
                         self._count()
-                        self._copy_file(source_fd, target_fd, parts)
+                        self._copy_regular_file(source_fd, target_fd, parts)
                     elif modes.S_ISLNK(mode) and self._keep_links:
                         self._count()
                         os.symlink(os.readlink(entry.name, dir_fd=source_fd), entry.name, dir_fd=target_fd)
@@ -155,7 +155,7 @@ class _Copier:
                     raise
         return subfolders
 
-    def _copy_file(self, source_fd: int, target_fd: int, parts: Parts) -> None:
+    def _copy_regular_file(self, source_fd: int, target_fd: int, parts: Parts) -> None:
         """Copy the regular file `parts[-1]` of one open folder to another."""
         name = parts[-1]
         file_fd = os.open(name, OPEN_FILE, dir_fd=source_fd)

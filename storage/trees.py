@@ -90,7 +90,7 @@ def measure(*, root: Path) -> Measurement:
     with open_folder(root=root, parts=()) as top_fd:
         folder_fd = os.dup(top_fd)  # a copy, because `_enter` closes the folder that it leaves
         try:
-            total, subfolders = _measure(folder_fd)
+            total, subfolders = _measure_entries(folder_fd)
             total += Measurement(Usage(entry_count=1))  # `root` itself
             levels = [_Level(_identity(folder_fd), subfolders)]
             while levels:
@@ -104,7 +104,7 @@ def measure(*, root: Path) -> Measurement:
                         if error.errno not in SWAPPED_ERRNOS:
                             total = replace(total, is_complete=False)
                         continue
-                    measurement, subfolders = _measure(folder_fd)
+                    measurement, subfolders = _measure_entries(folder_fd)
                     total += measurement
                     levels.append(_Level(_identity(folder_fd), subfolders))
                     continue
@@ -187,7 +187,7 @@ def _identity(folder_fd: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _measure(folder_fd: int) -> tuple[Measurement, list[str]]:
+def _measure_entries(folder_fd: int) -> tuple[Measurement, list[str]]:
     """Return the usage of an open folder's entries, and the names of its subfolders."""
     size, count, subfolders, is_complete = 0, 0, [], True
     try:

@@ -389,7 +389,7 @@ def _a_simulation(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[No
     # The console dates a cancellation; its clock follows the cluster's.
     clock = SimpleNamespace(now=lambda: datetime.fromtimestamp(CLUSTER[0].clock(), UTC))
     monkeypatch.setattr(lifecycle, "timezone", clock)
-    monkeypatch.setattr(enqueue, "_send", lambda task, arguments: MESSAGES.append((task, arguments)))
+    monkeypatch.setattr(enqueue, "_send_or_warn", lambda task, arguments: MESSAGES.append((task, arguments)))
     monkeypatch.setattr(gateway, "_client", lambda: PROVIDERS[0].client)
     clusters.cluster.cache_clear()
     yield

@@ -69,7 +69,7 @@ def current_session(account: StripeAccount, session_id: str) -> StripeObject:
     """Return a session, after expiring it if its time has passed. Raises Refused (404)."""
     session = account.get("checkout.session", session_id)
     if session["status"] == "open" and session["expires_at"] < account.clock():
-        _expire(account, session)
+        _mark_expired(account, session)
     return session
 
 
@@ -77,7 +77,7 @@ def expire(account: StripeAccount, session: StripeObject) -> StripeObject:
     """POST /v1/checkout/sessions/:id/expire."""
     if session["status"] != "open":
         raise Refused("Only Checkout Sessions with a status in ['open'] can be expired.")
-    return _expire(account, session)
+    return _mark_expired(account, session)
 
 
 def redirect_methods(session: StripeObject) -> list[str]:
@@ -150,7 +150,7 @@ def _priced_item(form: Form) -> dict[str, Any]:
     }
 
 
-def _expire(account: StripeAccount, session: StripeObject) -> StripeObject:
+def _mark_expired(account: StripeAccount, session: StripeObject) -> StripeObject:
     account.change(session, status="expired", url=None)
     account.emit("checkout.session.expired", session)
     return session

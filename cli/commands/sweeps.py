@@ -27,7 +27,7 @@ sweep_argument = click.argument("sweep_id", metavar="SWEEP", type=click.IntRange
 
 
 def buying_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of commands that buy; `_buy` gets their values."""
+    """Add the options of commands that buy; `_confirm_and_buy` gets their values."""
     wait = click.option(
         "--wait/--detach", default=False, help="Watch the sweep to its end, or return at once (default)."
     )
@@ -65,7 +65,7 @@ def buy(session: Session, /, *, file: Path, **options: Any) -> None:
     Exit status: 0 bought, 5 above --max-ceiling; with --wait as for `watch`.
     """
     client = session.connect()
-    _buy(session, client, client.quote_sweep(_read_file(file)), **options)
+    _confirm_and_buy(session, client, client.quote_sweep(_read_file(file)), **options)
 
 
 @sweep.command()
@@ -84,7 +84,7 @@ def extend(session: Session, /, *, sweep_id: int, trials: int | None, ceiling: s
     form: dict[str, Any] = {} if trials is None else {"trials": trials}
     if ceiling is not None:
         form["ceiling_minor"] = to_minor(ceiling, client.sweep(sweep_id).currency, "--ceiling")
-    _buy(session, client, client.quote_extension(sweep_id, form), **options)
+    _confirm_and_buy(session, client, client.quote_extension(sweep_id, form), **options)
 
 
 @sweep.command("list")
@@ -129,7 +129,7 @@ def watch(session: Session, sweep_id: int) -> None:
 
     Exit status: 0 ended with a best trial, 3 ended without one or because of failures, 4 stopped, 130 detached.
     """
-    _watch(session, session.connect(), sweep_id)
+    _watch_to_end(session, session.connect(), sweep_id)
 
 
 @sweep.command()
@@ -156,7 +156,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     return fields
 
 
-def _buy(
+def _confirm_and_buy(
     session: Session, client: Client, price_quote: SweepQuote, *, wait: bool, max_ceiling: str | None, yes: bool
 ) -> None:
     """Show a quote, ask, and buy it. Raises as `confirm_purchase` does."""
@@ -166,12 +166,12 @@ def _buy(
     new_sweep = client.order_sweep(price_quote.id)
     screen.print(f"Bought: sweep {new_sweep.id}.", style="green")
     if wait:
-        _watch(session, client, new_sweep.id)
+        _watch_to_end(session, client, new_sweep.id)
     elif not screen.print_json(new_sweep):
         screen.print(f"Watch it: trainyard sweep watch {new_sweep.id}")
 
 
-def _watch(session: Session, client: Client, sweep_id: int) -> None:
+def _watch_to_end(session: Session, client: Client, sweep_id: int) -> None:
     """Report changes of a sweep until its end, show it, and end the program with its exit status."""
     screen, reported = session.screen, ""
     try:

@@ -46,7 +46,7 @@ def _record_log_in(user: User, **_extra: Any) -> None:
 
 
 @receiver(user_login_failed)
-def _record_failed_log_in(credentials: dict[str, Any], **_extra: Any) -> None:
+def _send_failed_log_in(credentials: dict[str, Any], **_extra: Any) -> None:
     # A task looks for the account, so that the response time does not reveal whether the account exists. allauth names
     # the credential `email`; other code that calls Django's `authenticate` may name it `username`.
     email = str(credentials.get("email") or credentials.get("username") or "")

@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 def send_on_commit(task: Task[Any, Any], *arguments: Any) -> None:
     """Send `task` after the current transaction commits. If the broker cannot be reached, only log a warning."""
-    transaction.on_commit(lambda: _send(task, arguments))
+    transaction.on_commit(lambda: _send_or_warn(task, arguments))
 
 
 def send(task: Task[Any, Any], *arguments: Any) -> None:
     """Send `task` at once, outside a transaction. If the broker cannot be reached, only log a warning."""
-    _send(task, arguments)
+    _send_or_warn(task, arguments)
 
 
-def _send(task: Task[Any, Any], arguments: tuple[Any, ...]) -> None:
+def _send_or_warn(task: Task[Any, Any], arguments: tuple[Any, ...]) -> None:
     """Send a task. Celery does not retry, because the caller may be a request: a page must not wait for the broker."""
     try:
         task.apply_async(arguments, retry=False)

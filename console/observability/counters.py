@@ -117,9 +117,9 @@ class Buffer:
         If another thread is flushing, wait for it, so that all earlier counts are in Redis on return.
         """
         with self._flush_lock:
-            return self._flush()
+            return self._flush_locked()
 
-    def _flush(self) -> bool:
+    def _flush_locked(self) -> bool:
         """Do what `flush` says. The caller holds `_flush_lock`."""
         with self._lock:
             counts, self._counts = self._counts, defaultdict(int)

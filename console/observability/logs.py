@@ -69,7 +69,7 @@ def formatter(log_format: str) -> structlog.stdlib.ProcessorFormatter:
             structlog.stdlib.add_logger_name,
             _add_context,
             structlog.processors.format_exc_info,
-            _redact,
+            _redact_event,
         ],
         processors=FORMATS[log_format],
     )
@@ -125,7 +125,7 @@ def _add_process(_logger: Any, _method: str, event: EventDict) -> EventDict:
     return event
 
 
-def _redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
+def _redact_event(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Replace secrets in the message and the traceback."""
     for name in ("event", "exception"):
         if name in event:

@@ -34,7 +34,7 @@ class AccountForm(forms.Form):
     )
 
 
-def _account(request: MemberRequest, pk: int) -> ServiceAccount:
+def _account_or_404(request: MemberRequest, pk: int) -> ServiceAccount:
     """Return a service account of the organization. Raises Http404."""
     return get_object_or_404(selectors.service_accounts(organization=request.membership.organization), pk=pk)
 
@@ -59,7 +59,7 @@ def account_list(request: MemberRequest) -> HttpResponse:
 @member(Capability.MANAGE)
 def account(request: MemberRequest, pk: int) -> HttpResponse:
     """Show a service account. POST creates a token and shows its secret once."""
-    row = _account(request, pk)
+    row = _account_or_404(request, pk)
     form, secret = TokenForm(row.membership, request.POST if request.method == "POST" else None), ""
     if form.is_valid():
         with errors_in_form(form):
@@ -80,7 +80,7 @@ def account(request: MemberRequest, pk: int) -> HttpResponse:
 def set_disabled(request: MemberRequest, pk: int) -> HttpResponse:
     """Disable or enable a service account."""
     is_disabled = "disabled" in request.POST
-    service.set_disabled(account=_account(request, pk), actor=request.membership, is_disabled=is_disabled)
+    service.set_disabled(account=_account_or_404(request, pk), actor=request.membership, is_disabled=is_disabled)
     text = (
         _("The service account is disabled. Its tokens are refused.")
         if is_disabled
@@ -94,7 +94,7 @@ def set_disabled(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.MANAGE)
 def delete(request: MemberRequest, pk: int) -> HttpResponse:
     """Delete a service account."""
-    service.delete(account=_account(request, pk), actor=request.membership)
+    service.delete(account=_account_or_404(request, pk), actor=request.membership)
     messages.success(request, _("The service account was deleted."))
     return redirect("organization_service_accounts")
 
@@ -103,7 +103,7 @@ def delete(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.MANAGE)
 def revoke_token(request: MemberRequest, pk: int, token_pk: int) -> HttpResponse:
     """Revoke a token of a service account."""
-    token = get_object_or_404(selectors.tokens(membership=_account(request, pk).membership), pk=token_pk)
+    token = get_object_or_404(selectors.tokens(membership=_account_or_404(request, pk).membership), pk=token_pk)
     services.revoke_token(token=token, actor=request.membership.user)
     messages.success(request, _("The token was revoked."))
     return redirect("organization_service_account", pk)

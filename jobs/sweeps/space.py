@@ -98,7 +98,7 @@ def parse(data: Any) -> tuple[Parameter, ...]:
         raise InvalidSpace("", _("A search space has at most %(limit)d parameters.") % {"limit": MAX_PARAMETERS})
     earlier: dict[str, Parameter] = {}
     for name, definition in data.items():
-        earlier[name] = _parse(name, definition, earlier)
+        earlier[name] = _parse_parameter(name, definition, earlier)
     return tuple(earlier.values())
 
 
@@ -127,7 +127,7 @@ def _combinations(space: Sequence[Parameter], values: Values) -> Iterator[Values
         yield from _combinations(rest, {**values, first.name: value})
 
 
-def _parse(name: str, definition: Any, earlier: Mapping[str, Parameter]) -> Parameter:
+def _parse_parameter(name: str, definition: Any, earlier: Mapping[str, Parameter]) -> Parameter:
     """Return one parameter. Its condition may refer to the `earlier` parameters, which are given by name."""
     kind = definition.get("type") if isinstance(definition, Mapping) else None
     if not isinstance(kind, str) or kind not in FIELDS:

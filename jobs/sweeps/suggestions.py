@@ -122,7 +122,7 @@ def values_of(trial: optuna.Trial, space: Sequence[Parameter]) -> Values:
     values: Values = {}
     for parameter in space:
         if parameter.applies(values):
-            values[parameter.name] = _suggest(trial, parameter)
+            values[parameter.name] = _suggest_value(trial, parameter)
     return values
 
 
@@ -195,7 +195,7 @@ def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
     raise ValueError("A grid has no sampler.")
 
 
-def _suggest(trial: optuna.Trial, parameter: Parameter) -> Value:
+def _suggest_value(trial: optuna.Trial, parameter: Parameter) -> Value:
     """Let Optuna choose the value of one parameter."""
     name = parameter.name
     if parameter.kind == "categorical":

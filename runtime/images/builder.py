@@ -120,7 +120,7 @@ def build(
         with _errors_translated(name):
             flavour_reason = "set" if flavour else _FLAVOUR_REASONS[target_flavour]
             progress.step(f"Flavour: {target_flavour} ({flavour_reason})")
-            _install(folder, recipe, target_flavour, progress, rebuild=force)
+            _create_environment(folder, recipe, target_flavour, progress, rebuild=force)
             venvs.mark_candidate(folder)
             for smoke_test in recipe.smoke_tests:
                 _test_image(images_root, name, smoke_test, progress)
@@ -137,7 +137,7 @@ def install(folder: Path, name: str, *, flavour: Flavour, progress: Progress, re
     if recipe.unbuildable:
         raise ImageBuildFailed(f"The image '{name}' cannot be built here: {recipe.unbuildable}")
     with _errors_translated(name):
-        _install(folder, recipe, flavour, progress, rebuild=False)
+        _create_environment(folder, recipe, flavour, progress, rebuild=False)
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def _set_aside(folder: Path) -> None:
 # Installing
 
 
-def _install(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
+def _create_environment(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
     """Create a virtual environment in `folder` by this recipe. `rebuild`: compile its wheels again."""
     progress.step(f"Creating a virtual environment in {folder}")
     # It is created in its final folder, since scripts of the environment contain absolute paths. An image without

@@ -18,7 +18,7 @@ def sent_tasks(monkeypatch):
     """The tasks sent to a worker: (name, arguments ...)."""
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        enqueue, "_send", lambda task, arguments: sent.append((task.name.rsplit(".", 1)[-1], *arguments))
+        enqueue, "_send_or_warn", lambda task, arguments: sent.append((task.name.rsplit(".", 1)[-1], *arguments))
     )
     return sent
 

@@ -62,7 +62,7 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
     (outside / "file").write_bytes(b"x" * 5000)
     (outside / "more").mkdir()
     (outside / "more" / "file").write_bytes(b"x" * 5000)
-    measure = trees._measure
+    measure = trees._measure_entries
 
     def move(folder):
         result = measure(folder)
@@ -70,7 +70,7 @@ def test_a_folder_moved_while_measured_leads_nowhere_else(root, monkeypatch):
             (root / "a" / "b").rename(outside / "b")
         return result
 
-    monkeypatch.setattr(trees, "_measure", move)
+    monkeypatch.setattr(trees, "_measure_entries", move)
     assert trees.measure(root=root) == Measurement(Usage(100, 4), is_complete=False)
 
 

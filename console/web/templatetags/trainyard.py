@@ -307,11 +307,11 @@ def _distance_element(at: datetime, seconds: int, zone: tzinfo, language: str) -
 @register.simple_tag
 def state_badge(state: str) -> SafeString:
     """Render a job's state as a coloured badge."""
-    return _state_badge(state, get_language())
+    return _render_state_badge(state, get_language())
 
 
 @cache
-def _state_badge(state: str, _language: str | None) -> SafeString:
+def _render_state_badge(state: str, _language: str | None) -> SafeString:
     """Render the badge. The label is in the active language, which is a parameter to be part of the cache's key."""
     dot_class = "status-dot-animated" if JobState(state) in ACTIVE_STATES else ""
     return format_html(

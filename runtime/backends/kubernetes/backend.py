@@ -256,7 +256,7 @@ class KubernetesBackend:
 
         watcher = Watcher(self._api, paths, on_change)
         try:
-            yield from self._changes(watcher, running_runs, stop_at)
+            yield from self._changes_until(watcher, running_runs, stop_at)
         finally:
             watcher.close()
 
@@ -430,7 +430,7 @@ class KubernetesBackend:
         except BackendUnavailable:
             return None
 
-    def _changes(self, watcher: Watcher, running_runs: RunningRuns, stop_at: float | None) -> Iterator[set[str]]:
+    def _changes_until(self, watcher: Watcher, running_runs: RunningRuns, stop_at: float | None) -> Iterator[set[str]]:
         """Yield the runs that the watcher reports and those that wrote output, until the monotonic time `stop_at`."""
         fingerprints: dict[str, tuple[int, ...]] = {}  # of each run's files, at the last poll
         next_poll_at = 0.0

@@ -181,21 +181,21 @@ class Slurm:
 
     def signal(self, job_id: str, signal: str) -> None:
         """Send a signal (by its name without "SIG") to the tasks of a job. Does nothing if the job has no tasks."""
-        self._cancel(f"--signal={signal}", f"{job_id}.0")  # step 0 is the srun of the batch script
+        self._scancel(f"--signal={signal}", f"{job_id}.0")  # step 0 is the srun of the batch script
 
     def cancel_waiting(self, job_id: str) -> None:
         """Cancel a job that has no machines yet; do nothing to a job that has."""
-        self._cancel("--state=PENDING", job_id)
+        self._scancel("--state=PENDING", job_id)
 
     def cancel(self, job_id: str) -> None:
         """End a job: SIGTERM to its tasks, SIGKILL after Slurm's KillWait. Does nothing if it has ended."""
-        self._cancel(job_id)
+        self._scancel(job_id)
 
     def kill(self, selection: Sequence[str]) -> None:
         """Kill this user's jobs that `selection` (arguments of scancel) selects. There may be none."""
-        self._cancel("--signal=KILL", "--me", *selection)
+        self._scancel("--signal=KILL", "--me", *selection)
 
-    def _cancel(self, *arguments: str) -> None:
+    def _scancel(self, *arguments: str) -> None:
         """Call scancel and ignore its errors for jobs and steps that have ended. Raises BackendUnavailable."""
         try:
             self.call("scancel", "--quiet", *arguments)

@@ -288,7 +288,7 @@ class _Importer:
         else:
             command.append("--src-no-creds")
         source = transport_reference(self._reference, plan["digest"])
-        output = self._run([*command, source, f"oci:{_WORK_TARGET}/{_LAYOUT}:{_TAG}"], self._credentials())
+        output = self._run_program([*command, source, f"oci:{_WORK_TARGET}/{_LAYOUT}:{_TAG}"], self._credentials())
         if output is not None:
             code = classify_pull_error(output)
             raise self._failed(code, f"The image {self._reference} could not be pulled: {_last_line(output)}")
@@ -306,13 +306,13 @@ class _Importer:
 
     def _unpack(self) -> None:
         image = f"{_WORK_TARGET}/{_LAYOUT}:{_TAG}"
-        output = self._run(
+        output = self._run_program(
             [self._programs["umoci"], "raw", "unpack", "--rootless", "--image", image, f"{_WORK_TARGET}/root"]
         )
         if output is not None or self.root.is_symlink() or not self.root.is_dir():
             raise self._not_unpacked(_last_line(output or "it is empty"))
 
-    def _run(self, command: list[str], credentials: bytes = b"") -> str | None:
+    def _run_program(self, command: list[str], credentials: bytes = b"") -> str | None:
         """Run a program in the sandbox; return the end of its output if it failed, else None.
 
         The program reads `credentials` at _CREDENTIALS_TARGET. Raises ImportFailed if the import exceeds a limit, and

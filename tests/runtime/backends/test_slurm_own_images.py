@@ -143,7 +143,7 @@ def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     commands = []
     plan = {**PLAN, "username": "robot$team", "password": 'a "b" $(c)'}
     importer = importer_with(tmp_path, monkeypatch, plan=plan)
-    monkeypatch.setattr(importer, "_run", lambda command, credentials: commands.append((command, credentials)))
+    monkeypatch.setattr(importer, "_run_program", lambda command, credentials: commands.append((command, credentials)))
     importer._pull()
     ((command, credentials),) = commands
     assert not any(plan["password"] in word or plan["username"] in word for word in command)
@@ -163,7 +163,7 @@ def importer_with(tmp_path, monkeypatch, bubblewrap="bwrap", plan=PLAN):
 def test_credentials_are_on_no_disk(tmp_path, monkeypatch):
     """A program reads them in its sandbox as /auth.json, which is no file in the folder of the import."""
     importer = importer_with(tmp_path, monkeypatch, find_bubblewrap())
-    assert importer._run(["/usr/bin/cat", "/auth.json"], b"the credentials") is None
+    assert importer._run_program(["/usr/bin/cat", "/auth.json"], b"the credentials") is None
     assert (tmp_path / "log").read_bytes() == b"the credentials"
     assert list((tmp_path / "files").iterdir()) == []
 
@@ -175,7 +175,7 @@ def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
     program.write_text(f"#!/bin/sh\n{end}\n")
     program.chmod(0o755)
     with pytest.raises(image_import.ImportStopped):
-        importer_with(tmp_path, monkeypatch, str(program))._run(["skopeo"])
+        importer_with(tmp_path, monkeypatch, str(program))._run_program(["skopeo"])
 
 
 def refuse_locks(*_arguments, **_options):
@@ -291,7 +291,7 @@ def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypat
     importer = importer_with(tmp_path, monkeypatch)
     importer.root.mkdir()
     prepare(importer.root, monkeypatch)
-    monkeypatch.setattr(importer, "_run", lambda *_arguments: None)
+    monkeypatch.setattr(importer, "_run_program", lambda *_arguments: None)
     with pytest.raises(image_import.ImportFailed, match=reason) as failed:
         importer.run()
     assert (failed.value.outcome, failed.value.code) == (Outcome.CODE_FAILED, FailureCode.IMAGE_NOT_UNPACKED)
