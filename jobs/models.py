@@ -46,8 +46,8 @@ class Product(models.Model):
         default=Decimal(2),
         validators=[MinValueValidator(Decimal(1))],
         help_text=_(
-            "Multiplies the p90 estimate when the customer sets no ceiling. A fixed price includes its "
-            "epochs at the reference speed times this and 1.5."
+            "If the customer sets no time limit, the longest time of a run is its p90 estimate times this. A fixed "
+            "price includes 1.5 times the reference seconds of its epochs, times this; a longer run costs more."
         ),
     )
     max_epochs = models.PositiveIntegerField(_("maximum epochs"), default=10_000)

@@ -140,7 +140,11 @@ class VoucherForm(ExpiryForm):
     class Meta:
         model = models.Voucher
         exclude = ("amount_minor",)
-        help_texts = {"max_uses_each": _("The limit also applies to each person, in all their organizations.")}
+        help_texts = {
+            "max_uses_each": _(
+                "The same limit applies to each person, counting the uses in all their organizations together."
+            )
+        }
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
