@@ -235,7 +235,8 @@ def quote_extension(terms: Terms, *, deadline_seconds: int) -> Offer:
 
     The deadline is also the estimate: see `quotes.make_extension_quote`.
     """
-    return _metered_offer(terms, Estimate(deadline_seconds, deadline_seconds, ""), deadline_seconds, None)
+    estimate = Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source="")
+    return _metered_offer(terms, estimate, deadline_seconds, None)
 
 
 def terms_for(
@@ -245,7 +246,8 @@ def terms_for(
     offer = quote(
         prices,
         purchase,
-        Estimate(0.0, 0.0, ""),  # has no effect on the terms, since the deadline is given
+        # Has no effect on the terms, since the deadline is given.
+        Estimate(p50_seconds=0.0, p90_seconds=0.0, source=""),
         headroom=Decimal(1),
         min_deadline_seconds=0,
         max_deadline_seconds=deadline_seconds,

@@ -158,7 +158,9 @@ def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], dea
     """
     original = hold.quote
     offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
-    estimate = pricing.Estimate(deadline_seconds, deadline_seconds, original.basis["source"])
+    # `basis` is the stored estimate.
+    source = original.basis["source"]
+    estimate = pricing.Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source=source)
     return _store(
         organization=original.organization,
         user=user,
@@ -221,7 +223,7 @@ def make_free_quote(
         book=current_book(currency=account.currency),
         payload=payload,
         offer=pricing.Offer(terms, (), p50_minor=0, p90_minor=0, ceiling_minor=0, deadline_seconds=deadline_seconds),
-        estimate=pricing.Estimate(deadline_seconds, deadline_seconds, "free"),
+        estimate=pricing.Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source="free"),
     )
 
 

@@ -152,7 +152,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
         lines=[line.to_json()],
         p50_minor=amount_minor,
         p90_minor=amount_minor,
-        basis=asdict(pricing.Estimate(DAY_SECONDS, DAY_SECONDS, "customer")),
+        basis=asdict(pricing.Estimate(p50_seconds=DAY_SECONDS, p90_seconds=DAY_SECONDS, source="customer")),
         ceiling_minor=amount_minor,
         deadline_seconds=DAY_SECONDS,
         expires_at=now,

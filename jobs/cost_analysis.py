@@ -111,7 +111,7 @@ def _estimated_cost(job: Job, prices: list[pricing.PriceRow], nodes: int, second
         offer = pricing.quote(
             prices,
             purchase,
-            pricing.Estimate(seconds, seconds, ""),  # nothing shows this offer, so it needs no source
+            pricing.Estimate(p50_seconds=seconds, p90_seconds=seconds, source=""),  # not shown, so it needs no source
             headroom=Decimal(1),  # the price is that of a run of exactly `seconds`
             min_deadline_seconds=0,
             max_deadline_seconds=max(job.order.product.max_seconds, int(seconds) + 1),  # never less than `seconds`

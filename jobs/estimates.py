@@ -109,8 +109,10 @@ def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
     # A run cannot take longer than the customer's own time limit, so p90 is that limit if it is lower.
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
-        return Estimate(min(reference, purchase.max_seconds), purchase.max_seconds, "customer")
-    return Estimate(reference, reference * REFERENCE_SPREAD, "reference")
+        return Estimate(
+            p50_seconds=min(reference, purchase.max_seconds), p90_seconds=purchase.max_seconds, source="customer"
+        )
+    return Estimate(p50_seconds=reference, p90_seconds=reference * REFERENCE_SPREAD, source="reference")
 
 
 def included_seconds(purchase: Purchase) -> int:

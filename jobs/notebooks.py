@@ -101,7 +101,7 @@ def quote_notebook(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
         | orders.pinned_image(organization, purchase.image),
         purchase=_priced(purchase.node_spec),
         # How long a person uses a notebook is unknown, so the estimate is its time limit.
-        estimate=Estimate(purchase.max_seconds, purchase.max_seconds, "notebook"),
+        estimate=Estimate(p50_seconds=purchase.max_seconds, p90_seconds=purchase.max_seconds, source="notebook"),
         headroom=Decimal(1),  # has no effect, since `max_seconds` is given
         max_deadline_seconds=MAX_NOTEBOOK_SECONDS,
         max_seconds=purchase.max_seconds,
