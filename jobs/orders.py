@@ -333,12 +333,14 @@ def write_order(
             cluster_name=cluster_name,
             lines=requirements.lines,
         )
+        is_installed = layer.state == PackageLayer.States.READY
         packages_columns = {
             "requirements_path": requirements.path,
             "packages": layer,
-            "awaits_packages": layer.state != PackageLayer.States.READY,
+            "awaits_packages": not is_installed,
         }
-        send_on_commit(install_packages)
+        if not is_installed:
+            send_on_commit(install_packages)
     hold = charges.hold(
         quote=quote,
         reference=f"order:{quote.pk}",  # one hold per quote: `charges.hold` returns an existing one
