@@ -94,8 +94,7 @@ class Submission:
                     self._api.apply(manifest)
             if self._folders is not None:
                 self._folders.create(spec.name, spec.checkpoint_key)
-        launcher_name = self._launchers.ensure(namespace)
-        job = job or self._api.create(manifests.job(spec, self._config, inputs, launcher_name))
+            job = self._api.create(manifests.job(spec, self._config, inputs, self._launchers.ensure(namespace)))
         if job is None:
             # `create` found a Job of this name: another process submits the same run at this moment.
             job = self._api.get(resource_path("batch/v1", "jobs", namespace, spec.name))
