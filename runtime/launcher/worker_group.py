@@ -165,9 +165,9 @@ class WorkerGroup:
         self._rank_ids = [plan.rank(local_rank) for local_rank in range(plan.workers)]
         self._outputs: List[int] = launch_plan["outputs"]
         self._python: str = launch_plan["python"]
-        self._environment: Dict[str, str] = launch_plan["environment"]
-        self._variables: Dict[str, str] = launch_plan.get("variables", {})
-        self._secrets: Dict[str, str] = launch_plan.get("secrets", {})
+        self._platform_environment: Dict[str, str] = launch_plan["environment"]
+        self._order_variables: Dict[str, str] = launch_plan.get("variables", {})
+        self._order_secrets: Dict[str, str] = launch_plan.get("secrets", {})
         self._local_rank_flag = launch_plan["local_rank_flag"]
         self._folder: str = launch_plan["folder"]
         self._warm_ranks = warm_ranks
@@ -238,17 +238,19 @@ class WorkerGroup:
     ) -> int:
         """Start the process of a rank, which inherits these descriptors; return its pid. Raises OSError."""
         contract = rank_environment(plan, local_rank)
-        environment = {**self._environment, **contract, **extra_environment, **self._variables, **self._secrets}
-        if "PYTHONPATH" in self._environment and environment["PYTHONPATH"] != self._environment["PYTHONPATH"]:
+        environment = {**self._platform_environment, **contract, **extra_environment}
+        environment.update({**self._order_variables, **self._order_secrets})
+        platform_path = self._platform_environment.get("PYTHONPATH")
+        if platform_path is not None and environment["PYTHONPATH"] != platform_path:
             # The order's own folders come first, but do not replace the platform's.
-            environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], self._environment["PYTHONPATH"])
+            environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], platform_path)
         if not local_rank:
             self.first_environment = environment
         # `rank.py` loads `step_timer.py` from its own folder, so both are extracted there.
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
         # Arguments cannot refer to secrets: the console rejects such an order.
-        arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._variables})
+        arguments += rank_arguments(plan, local_rank, self._local_rank_flag, {**contract, **self._order_variables})
         inherited = [rank_report_fd, counts_fd] if counts_fd >= 0 else [rank_report_fd]
         delay_seconds = HEAD_START_SECONDS if plan.framework == "pytorch" and plan.rank(local_rank) else 0.0
         # `WarmRanks.start` returns None if no forked rank is ready.
