@@ -129,12 +129,12 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
     inspected_job = None
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
         notebook = notebooks.notebook_for(organization, pk)
-        values |= _form_values(notebook)
+        values |= _form_values_of_notebook(notebook)
         # The purchase names them as "name@version". The new notebook gets the latest versions, so none is pinned here.
         versions = dict.fromkeys(dataset.partition("@")[0] for dataset in notebook.order.quote.purchase["datasets"])
     elif (pk := parse_row_id(request.GET.get("job", ""))) is not None:
         inspected_job = selectors.job_for(organization, pk)
-        values |= _values_to_inspect(inspected_job)
+        values |= _form_values_to_inspect(inspected_job)
         versions = {version.dataset.name: version for version in mounted_versions(inspected_job)}
     context = {
         "values": values,
@@ -309,8 +309,8 @@ def _dataset_choices(organization: Organization, versions: Mapping[str, DatasetV
     return choices
 
 
-def _values_to_inspect(job: Job) -> dict[str, object]:
-    """Return the values of the form's fields for a notebook that reads a job's files in addition to its own."""
+def _form_values_to_inspect(job: Job) -> dict[str, object]:
+    """Return the values of the form's fields for a new notebook that reads a job's files in addition to its own."""
     attempt = job.attempts.last()
     try:
         inspection.find_job(organization=job.organization, pk=job.pk, cluster_name=attempt.backend if attempt else "")
@@ -326,8 +326,8 @@ def _values_to_inspect(job: Job) -> dict[str, object]:
     }
 
 
-def _form_values(job: Job) -> dict[str, object]:
-    """Return the values of the form's fields for an earlier notebook."""
+def _form_values_of_notebook(job: Job) -> dict[str, object]:
+    """Return the values of the form's fields with which an earlier notebook was bought."""
     purchase = job.order.quote.purchase
     return {name: purchase[name] for name in ("name", "workspace", "image", "node_spec")} | {
         "requirements": purchase.get("requirements", ""),
