@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import os
 import shlex
 import shutil
 import signal
@@ -161,7 +162,7 @@ def up_lock() -> Iterator[None]:
         except BlockingIOError:
             raise AlreadyRunning(_read_pid(lock)) from None
         lock.truncate(0)
-        lock.write(str(psutil.Process().pid))
+        lock.write(str(os.getpid()))
         lock.flush()
         yield
 
@@ -265,7 +266,7 @@ def supervisord_config() -> str:
             "childlogdir": log_dir,
             "silent": "true",
             # Without this setting, supervisord warns that it runs as root.
-            **({"user": "root"} if psutil.Process().uids().effective == 0 else {}),
+            **({"user": "root"} if os.geteuid() == 0 else {}),
         },
         "unix_http_server": {"file": control_socket, "chmod": "0700"},
         "supervisorctl": {"serverurl": f"unix://{control_socket}"},
@@ -313,7 +314,7 @@ def _parent_death_prefix() -> list[str]:
 
 def _marked_processes() -> list[psutil.Process]:
     """Return the processes with this installation's mark, except this process and those that started it."""
-    own_pids = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
+    own_pids = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     return [
         process
         for process in psutil.process_iter(["cmdline"])
