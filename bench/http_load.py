@@ -1,4 +1,4 @@
-"""Many clients of one HTTP server. They use little CPU time, because they share the cores with the measured server.
+"""Many clients of one HTTP server. They must use little CPU time, since they share the cores with the measured server.
 
 Each client has one connection. It sends a request after it has read the response to the previous one.
 """

@@ -54,7 +54,8 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
     client = Client(headers={"host": url.removeprefix("http://")})
     client.force_login(customer.membership.user)
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
-    # The local backend keeps a job's outputs below `.outputs`, in a folder with the name of its checkpoint key.
+    # The local backend keeps a job's outputs below `.outputs`, in a folder named by `results.checkpoint_key`, which all
+    # attempts of a job share.
     outputs = settings.TRAINYARD_RUNS_ROOT / ".outputs" / results.checkpoint_key(job.pk)
     write_files(outputs)
     (settings.STATIC_ROOT / STATIC_NAME).hardlink_to(outputs / "model.pt")

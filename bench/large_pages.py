@@ -29,8 +29,8 @@ USERS = 8
 """How many users open a page at once."""
 WARM_UP_CLIENTS, WARM_UP_SECONDS = 32, 5.0
 """The load of each page before it is measured, by more clients than the server has threads. It starts threads and
-fills caches. It also outlasts the first ten executions of a statement in a connection: psycopg prepares the statement
-after five, PostgreSQL plans five more for their values, and then it may use one plan for all values, which can be
+fills caches. It also outlasts the first ten executions of a statement in a connection. psycopg prepares the statement
+after five. PostgreSQL plans five more for their values. Then it may use one plan for all values, which can be
 slower."""
 SECONDS = 8.0 if rounds.is_quick() else 15.0
 """How long each page is requested."""

@@ -4,10 +4,13 @@ make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
 A page's CPU time is what this process uses for one request through all middleware; PostgreSQL's is not in it. The ratio
 `job_list_vs_bare_view` compares the list of jobs with a view that writes the same rows as plain text
-(`bench.bare_job_list`): how many requests one core could answer per second. The requests of the two views alternate.
-For the load, the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job in turn,
-each request at once after the response before, or every three seconds, as the pages refresh themselves. Clients,
-console, PostgreSQL and the run share the machine's cores. The figures `cores_…` show how many cores each of them used.
+(`bench.bare_job_list`). It is the quotient of their rates, in requests per second of CPU time. The requests of the two
+views alternate.
+
+For the load, the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job's page
+alternately. In two of the three loads the next request follows the response at once. In the other a client sends a
+request every three seconds, as the pages refresh themselves. Clients, console, PostgreSQL and the run share the
+machine's cores. The figures `cores_…` show how many cores each of them used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speed and memory of uploads and downloads, compared with a bare server on the same HTTP protocol.
+"""Speed and memory of uploads and downloads, compared with a bare ASGI application on the same web server.
 
 make bench NAME=upload (QUICK=1 for a file of 128 MiB and fewer rounds)
 
@@ -167,7 +167,7 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 
 def upload_seconds(server: Server, file: Path, **metadata: str) -> float:
-    """Upload a file into the workspace as a tus client does; return how long it took."""
+    """Upload a file as a tus client does; return the seconds. It goes into the workspace unless `metadata` differs."""
     started_at = perf_counter()
     values = {"purpose": "workspace", "name": "bench"} | metadata
     packed = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in values.items())
