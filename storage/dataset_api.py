@@ -60,7 +60,8 @@ class _VersionView(TenantView):
             if version is None:
                 raise NotFound
             return version
-        # Fewer digits than MAX_NUMBER has are enough for any dataset. Python refuses to convert thousands of digits.
+        # No dataset has so many versions that a number needs as many digits as MAX_NUMBER; with as many, it could
+        # exceed MAX_NUMBER. Python refuses to convert thousands of digits.
         if not (number.isascii() and number.isdecimal() and len(number) < len(str(selectors.MAX_NUMBER))):
             raise NotFound
         return selectors.version_numbered(dataset, int(number))

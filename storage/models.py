@@ -180,7 +180,8 @@ class DatasetImport(models.Model):
     secret_access_key_secret = models.CharField(max_length=100, blank=True, default="", db_default="")
     version = models.ForeignKey("DatasetVersion", models.SET_NULL, null=True, blank=True, related_name="+")
     size_bytes = models.PositiveBigIntegerField(_("size"), null=True, blank=True)
-    """In bytes: what the server announced, or the size of the tar file of a bucket's objects. None while unknown."""
+    """In bytes. For an https address: what the server announced. For a bucket: the size of the tar file into which the
+    import packs its objects. None while unknown."""
     received_bytes = models.PositiveBigIntegerField(_("received"), default=0)
     validator = models.CharField(max_length=200, blank=True, default="")
     """The ETag or date of the file (HTTP's validators). With it a broken transfer can continue: see `imports`."""
@@ -205,7 +206,7 @@ class DatasetVersion(models.Model):
     """One immutable version of a dataset, in a read-only folder of its own."""
 
     kind = "versions"
-    """How URLs of deleted items name this kind (`usage_api`)."""
+    """The segment for dataset versions in the URLs of deleted items (`usage_api`). Fixed, because it is in the API."""
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions", verbose_name=_("dataset"))
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(_("folder"), max_length=200, unique=True)
@@ -275,7 +276,7 @@ class ModelVersion(models.Model):
     """One immutable version of a model, in a read-only folder of its own."""
 
     kind = "models"
-    """How URLs of deleted items name this kind (`usage_api`)."""
+    """The segment for model versions in the URLs of deleted items (`usage_api`). Fixed, because it is in the API."""
     model = models.ForeignKey(Model, models.CASCADE, related_name="versions", verbose_name=_("model"))
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(_("folder"), max_length=200, unique=True)
@@ -318,7 +319,7 @@ class Workspace(models.Model):
     """A folder of a customer, to which both runs and the console write."""
 
     kind = "workspaces"
-    """How URLs of deleted items name this kind (`usage_api`)."""
+    """The segment for workspaces in the URLs of deleted items (`usage_api`). Fixed, because it is in the API."""
     organization = models.ForeignKey(
         Organization, models.CASCADE, related_name="workspaces", verbose_name=_("organization")
     )
@@ -329,6 +330,7 @@ class Workspace(models.Model):
     entry_count = models.PositiveIntegerField(
         _("entries"), default=1, db_default=1, help_text=_("Files, links and folders.")
     )
+    """An empty workspace has one entry: its folder."""
     measured_at = models.DateTimeField(_("last measured"), null=True, blank=True)
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")

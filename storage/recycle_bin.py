@@ -63,13 +63,14 @@ def restore(*, item: DeletedFile, path: str = "") -> str:
     """Move a deleted file or folder back into the workspace, and return its new path.
 
     This is `path` if it is given, else its old path, or a free name in the same folder if the old path is taken. Raises
-    NotFound after `kept_until` or if the workspace is deleted, NameTaken, TooLarge, UnsafePath, WrongKind.
+    NameTaken, TooLarge, UnsafePath and WrongKind; and NotFound after `kept_until` or if the workspace is deleted.
     """
     workspace = item.workspace
     root = selectors.workspace_folder(workspace)
     target = path or _free_path(root, item.path)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_folders = max(0, files.missing_entries(root=root, path=target) - 1)  # the item counts already, in the bin
+        # The missing entries are missing folders of the path and the item itself, which counts already, in the bin.
+        new_folders = max(0, files.missing_entries(root=root, path=target) - 1)
         reservation.count(entries=new_folders)
         with transaction.atomic():
             rows = DeletedFile.objects.select_for_update(of=("self",)).filter(
@@ -122,6 +123,7 @@ def measure(item: DeletedFile) -> Usage:
     usage = Usage()
     with suppress(FileMissing, FileNotFoundError):
         if item.is_folder:
+            # `at_least` counts only if the measurement is incomplete.
             usage = trees.measure(root=path).at_least(Usage(item.size_bytes, item.entry_count))
         else:
             usage = Usage(trees.size_of(os.lstat(path)), 1)

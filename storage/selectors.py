@@ -60,7 +60,7 @@ def datasets_for(organization: Organization) -> QuerySet[Dataset]:
 
 
 def dataset_named(organization: Organization, name: str) -> Dataset:
-    """Return the organization's own dataset with this name, and its `latest` version. Raises NotFound.
+    """Return the organization's own dataset with this name, with `latest` loaded. Raises NotFound.
 
     `sharing.usable_dataset_named` also finds datasets of others that the organization may read.
     """

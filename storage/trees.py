@@ -101,6 +101,7 @@ def measure(*, root: Path) -> Measurement:
                     try:
                         folder_fd = _enter(folder_fd, name)
                     except OSError as error:
+                        # If the folder was removed or replaced since it was listed, nothing is missing.
                         if error.errno not in SWAPPED_ERRNOS:
                             total = replace(total, is_complete=False)
                         continue
@@ -110,7 +111,8 @@ def measure(*, root: Path) -> Measurement:
                     continue
                 levels.pop()
                 if levels:
-                    with suppress(OSError):  # then the folder is not the parent either
+                    # If `..` cannot be opened, `folder_fd` stays the child, and the check below ends the measurement.
+                    with suppress(OSError):
                         folder_fd = _enter(folder_fd, "..")
                     if _identity(folder_fd) != levels[-1].identity:
                         return replace(total, is_complete=False)
@@ -137,6 +139,7 @@ def flush_disk(*, folder: Path) -> None:
     """
     with open_folder(root=folder, parts=()) as folder_fd:
         if _LIBC.syncfs(folder_fd):
+            # `open_folder` raises StorageFull in its place if the disk or its quota is full.
             raise OSError(ctypes.get_errno(), "syncfs")
 
 

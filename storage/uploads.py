@@ -66,8 +66,8 @@ SETTLE_SECONDS = 8.0
 """How long a request waits for the lock while an earlier one receives or writes bytes. Clients wait at least 10 s for a
 response."""
 QUIET_SECONDS = 0.5
-"""A request that receives nothing for this long ends if another request for the same upload waits for the lock: the
-client has lost the connection of the first request, and uses a new one."""
+"""A request that receives nothing for this long ends if another request for the same upload waits for the lock. The
+client has then lost the connection of the first request, and uses a new one."""
 APPEND_LOCK = 7_416
 """The first key of the advisory lock for appending; the second is made of the upload's primary key. The number is
 arbitrary, but must not change, so that an old and a new version exclude each other during an upgrade."""
