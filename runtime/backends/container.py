@@ -132,8 +132,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     """Return the command that starts this process's interpreter in a sandbox, and bubblewrap's arguments for it.
 
     The command names the machine's dynamic linker: at the path where the interpreter expects one, the sandbox has none
-    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc, or if it has loaded
-    a library that the sandbox does not have: the linker might load a library of the image in its place.
+    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc. Raises it too if
+    the interpreter has loaded a library that the sandbox lacks: the linker might load one of the image in its place.
     """
     executable = Path(sys.executable).resolve()
     prefix = executable.parent.parent

@@ -33,7 +33,8 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
         image=Image(builtin=image),
         nodes=2,
         workers_per_node=1,
-        resources=Resources(cpus=0.25, memory_mib=memory_mib, disk_mib=memory_mib // 2),  # fits a busy machine
+        # Small, so that it fits a busy machine. `hello` writes almost nothing, so half of the memory is plenty of disk.
+        resources=Resources(cpus=0.25, memory_mib=memory_mib, disk_mib=memory_mib // 2),
         script="",
         builtin_script="hello",
         deadline_seconds=max(1, int(seconds)),

@@ -1,7 +1,7 @@
 """One rank's output, from its pipe to a file of limited size.
 
 Beyond the limit the pipe is still read, because a rank blocks while its pipe is full. A rank that prints without end
-uses no more disk than the limit, and little CPU time of this process: no work is done per line, the kernel discards
+uses no more disk than the limit, and little CPU time of this process. No work is done per line, the kernel discards
 output beyond the limit, and a pipe that fills slowly is read less often.
 """
 

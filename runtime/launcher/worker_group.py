@@ -158,7 +158,11 @@ def _make_printable(data: bytes) -> str:
 
 
 class WorkerGroup:
-    """The ranks of this node. `plan` is the run's plan at submission; each round passes its own to `start`."""
+    """The ranks of this node.
+
+    `launch_plan` is what the supervisor has sent to this launcher. `plan` is a part of it: what the run executes, the
+    same on every node but for the node's number. It is the plan at submission; each round passes its own to `start`.
+    """
 
     def __init__(self, selector: BaseSelector, plan: Plan, launch_plan: LaunchPlan, warm_ranks: WarmRanks) -> None:
         self._selector = selector
@@ -206,7 +210,7 @@ class WorkerGroup:
 
         The outputs stay open if later rounds may start ranks again.
         """
-        self._warm_ranks.close()
+        self._warm_ranks.close()  # forked ranks serve only the first start; later rounds start cold
         if not self._may_restart:
             for output in self._outputs:
                 os.close(output)
@@ -246,7 +250,7 @@ class WorkerGroup:
             environment["PYTHONPATH"] = "{}:{}".format(environment["PYTHONPATH"], platform_path)
         if not local_rank:
             self.first_environment = environment
-        # `rank.py` loads `step_timer.py` from its own folder, so both are extracted there.
+        # `rank.py` loads `step_timer.py` from its own folder, so both are extracted into one folder.
         rank_script = extract_file("rank.py", "step_timer.py")
         arguments = [self._python, "-u", rank_script, "{},{}".format(rank_report_fd, counts_fd), plan.script]
         # Arguments cannot refer to secrets: the console rejects such an order.

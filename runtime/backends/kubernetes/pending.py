@@ -98,7 +98,7 @@ def explain_waiting(
     if job["spec"].get("suspend"):
         return _explain_admission(config, workload)
     rejection = _explain_rejected_pods(ordered)
-    # Its events stay for a while after all Pods were created, and then explain nothing.
+    # The events of a rejection stay for a while after all Pods were created, and then explain nothing.
     if rejection is not None and len(pods) < nodes:
         return rejection
     # Images and volumes come first: a person can usually fix them sooner than a lack of machines.

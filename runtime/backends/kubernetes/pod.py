@@ -96,9 +96,9 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
         "enableServiceLinks": False,  # no variables that name other Services of the namespace
         "terminationGracePeriodSeconds": spec.grace_seconds + names.POD_MARGIN_SECONDS,
         # A second deadline, in case the first process does not enforce its own. The kubelet counts from the moment it
-        # accepts the Pod, and the first process from the moment all nodes run. So the limits are added: for scheduling
-        # all Pods, for pulling the image and for the meeting of the nodes (`start_seconds` each), and for the end,
-        # which may take longer than one margin (`_FINISH_SECONDS` of the first process).
+        # accepts the Pod, and the first process from the moment all nodes run. So these limits are added: for
+        # scheduling all Pods; for pulling the image and for the meeting of the nodes (`start_seconds` each); and for
+        # the end, which may take longer than one margin (`_FINISH_SECONDS` of the first process).
         "activeDeadlineSeconds": config.gang_seconds
         + 2 * config.start_seconds
         + spec.deadline_seconds

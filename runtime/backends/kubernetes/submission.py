@@ -1,7 +1,9 @@
 """Submit a run: create its objects in an order that allows any step to be repeated.
 
-The Job is created first, suspended, and owns all other objects. The last step marks it as submitted and resumes it. If
-the submitter dies in between, the Job that is left does not count as a run. The next submission continues with it.
+First come the objects that several runs share (the organization's namespace, the launcher), and the run's folders. Then
+the Job is created, suspended. It owns all objects that are created after it. The last step marks it as submitted and
+resumes it. If the submitter dies in between, the Job that is left does not count as a run. The next submission
+continues with it.
 """
 
 from __future__ import annotations
@@ -146,6 +148,7 @@ class Submission:
         Does nothing if another process has completed the submission.
         """
         job = self._runs.find_job(spec.name)
+        # Not `is_existing_run`, which is False for a submitted run that is being deleted.
         if job is not None and not is_submitted(job):
             self._runs.delete_job(job)
 

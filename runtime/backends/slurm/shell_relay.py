@@ -16,6 +16,7 @@ from pathlib import Path
 from runtime.launcher.shell import READY
 
 _CHUNK_BYTES = 32768
+"""How many bytes one read takes: far more than people type, and enough for a screen of output."""
 
 
 def main(path: Path) -> None:

@@ -1,8 +1,8 @@
 """The rounds of a run on one node: when ranks start, and when they restart because a node was lost.
 
-The ranks of a round start once the ranks of the previous round have ended on all participating nodes. Node 0 decides
-when a round begins and which nodes take part. `elastic` describes what a round changes. A run that is not elastic has
-one round.
+The ranks of a round start once the ranks of the previous round have ended on all participating nodes. The hub, node 0's
+launcher, decides when a round begins and which nodes take part. `elastic` describes what a round changes. A run that is
+not elastic has one round.
 
 In a soft round (Horovod) the ranks of the previous round stay alive and reconnect. If one of them ends meanwhile, node
 0 announces another round with new ranks.
@@ -140,7 +140,7 @@ class Rounds:
     def note_rank_ended(self, rank: Rank) -> bool:
         """Handle a rank's end; return whether the loss of a node explains it."""
         if self.mpi is not None:
-            self.mpi.end_stub(rank)
+            self.mpi.end_stub(rank)  # the process that mpirun started in place of the rank
         if self._ending_since is not None:
             if not self._worker_group.live_ranks:
                 self._note_all_ended()
@@ -162,6 +162,7 @@ class Rounds:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
         text = "The ranks of nodes {} did not end for the next round.".format(node_list(slow_nodes))
+        # The code of a run whose nodes do not meet at the start: here they do not meet for the next round.
         return new_cause(kind="platform_error", code="nodes_not_met", node=slow_nodes[0], message=text)
 
     # From one round to the next
