@@ -26,7 +26,7 @@ from console.notifications import services as notifications
 def send_due() -> int:
     """Send the emails that are due. Returns the number of alerts, warnings and invoices emailed.
 
-    `deliver` gets each row as a query set: it sends each recipient one email, and then sets `mailed_at` there.
+    `deliver` takes a query set of exactly one row. It emails each recipient once, then sets the row's `mailed_at`.
     """
     sent = 0
     active = Budget.objects.filter(budgets.IS_ACTIVE)

@@ -58,7 +58,8 @@ def price(
 ) -> pricing.Offer:
     """Price a purchase as `make_quote` does, without storing a quote. Raises NotPriced, QuoteRefused.
 
-    The arguments after `estimate` are the product's and the customer's limits: see `pricing.quote`.
+    `headroom` and `max_deadline_seconds` are the product's limits, `max_seconds` and `ceiling_minor` the customer's.
+    `included_seconds` is the running time that a fixed price includes. See `pricing.quote`.
     """
     try:
         return pricing.quote(

@@ -237,7 +237,7 @@ class Uploads:
 
     def _stored_ids(self) -> dict[str, str]:
         """Return the ids of incomplete uploads by state key."""
-        # If the file cannot be read, uploads only begin again.
+        # If the file cannot be read, the worst is that uploads start from the beginning.
         with suppress(OSError, ValueError, AttributeError):
             content = json.loads(self._state_file.read_text(encoding="utf-8"))
             return {str(state_key): str(upload_id) for state_key, upload_id in content.items()}

@@ -20,8 +20,8 @@ from console.environment import Environment
 from console.observability import addresses, logs
 from console.supervision.embedded import Embedded
 
-# By default Python looks for garbage after every 700 new objects. A process that starts imports hundreds of thousands,
-# and none of them is garbage: with the default, the search takes 7 % of the start.
+# By default Python looks for garbage after every 700 new objects. While a process starts, its imports create hundreds
+# of thousands of objects, and none of them is garbage: with the default, the search takes 7 % of the start.
 gc.set_threshold(20_000)
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -268,7 +268,9 @@ ACCOUNT_EMAIL_VERIFICATION = env.choice(
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
-# `AccountAdapter` also counts failed log-ins by account and IP address.
+# allauth applies `login_failed`, `second_factors` applies `second_factor`, and `accounts.saml` applies `saml_response`,
+# whose limit is far higher because a whole office may log in from one IP address in the same minute. `AccountAdapter`
+# also counts failed log-ins by account and IP address.
 ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key", "saml_response": "120/m/ip"}
 MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]

@@ -33,8 +33,9 @@ urlpatterns = [
     path("", include("console.web.urls")),
 ]
 
+# Those of `api` answer with JSON below /api/, and with a page elsewhere.
 handler400 = api.bad_request
 handler403 = api.permission_denied
 handler404 = api.page_not_found
-handler429 = access.too_many_requests
+handler429 = access.too_many_requests  # allauth calls it if a rate limit is exceeded; Django has no such handler
 handler500 = api.server_error

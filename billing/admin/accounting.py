@@ -57,7 +57,9 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the form of a credit note, with an amount for each line. On POST, issue the note."""
         invoice = get_object_or_404(models.Invoice, pk=object_id)
-        notes_seen = invoice.notes.count()  # before the lines are read, which must not be older: see `invoices.correct`
+        # Counted before the lines are read. If another note is issued in between, the form has the old number, and
+        # `invoices.correct` refuses it.
+        notes_seen = invoice.notes.count()
         typed = {name: request.POST.get(name, "").strip() for name in request.POST if name.startswith("line-")}
         error = ""
         if request.method == "POST":
@@ -135,6 +137,7 @@ class BillingPolicyAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unf
         (gettext_lazy("Tax"), {"fields": ("tax_name", "tax_percent", "tax_inclusive")}),
         (
             gettext_lazy("Trials"),
+            # Probes are free estimates; the columns keep the old name.
             {"fields": ("amount", "trial_credit_days", "probes_per_day", "probes_need_payment")},
         ),
         (gettext_lazy("Storage"), {"fields": ("free_storage_gb",)}),

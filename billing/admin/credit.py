@@ -38,7 +38,7 @@ class ExpiryForm(AmountForm):
     """A form with an amount that may expire."""
 
     def clean_expires_at(self) -> datetime | None:
-        """Refuse a new time that has passed: what it limits would be useless from the start."""
+        """Refuse an expiry in the past, unless it is unchanged. The grant would be useless from the start."""
         expires_at: datetime | None = self.cleaned_data["expires_at"]
         if expires_at and "expires_at" in self.changed_data and expires_at <= timezone.now():
             raise forms.ValidationError(_("Choose a time in the future."))
@@ -55,7 +55,7 @@ class GrantForm(ExpiryForm):
         fields = ("organization", "reason", "expires_at")
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency of the organization's wallet."""
+        """Return the currency of the organization's wallet, or that of a new wallet if it has none yet."""
         account = wallet(data["organization"]) if "organization" in data else None
         return account.currency if account else default_currency()
 
@@ -123,6 +123,7 @@ class CreditGrantAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfol
     def save_model(self, request: HttpRequest, obj: models.CreditGrant, form: ModelForm[Any], _change: Any) -> None:
         """Grant the credit through the service. An organization without a wallet gets one for the credit."""
         obj.pk = form.cleaned_data["key"]
+        # Unlike `wallet`, this creates a missing wallet. An existing one keeps its currency, which `GrantForm` uses.
         account = wallet_account(organization_id=obj.organization_id, currency=default_currency())
         credit.grant(credit_grant=obj, user=cast("User", request.user), account=account)
 

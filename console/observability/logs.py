@@ -108,7 +108,8 @@ def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Add the context fields of the request or task, and the id of its trace."""
     record = event["_record"]
     fields = getattr(record, "bound", None)  # set by `log_request`
-    # Django logs a failed response after all middleware, when the context variable is empty, and names the request.
+    # Django logs a failed response after all middleware, when the context variable is already empty. Its record has the
+    # request as `request`.
     request = getattr(record, "request", None)
     if not fields and request is not None:
         fields = request_scope(request).get(FIELDS_KEY)

@@ -94,9 +94,10 @@ def programs() -> list[Program]:
     # Without a pid file: a killed beat leaves it behind. If another process has that pid by then, the next beat refuses
     # to start.
     beat = ("beat", "--schedule", str(settings.VAR_DIR / "beat.db"), "--pidfile", "", "-l", "INFO")
-    # uvicorn lets open requests continue for 10 seconds (`server.STOP_SECONDS`). SIGTERM also ends the processes of a
-    # Celery worker. The worker then waits 10 seconds (Celery's worker_lost_wait) for the results of unfinished tasks,
-    # and returns their messages to the broker. If it were killed before, the broker would wait an hour for them
+    # web has 15 seconds to stop, because uvicorn lets open requests continue for 10 (`server.STOP_SECONDS`). Celery's
+    # workers have 20: SIGTERM goes to the whole process group (`stopasgroup`), so it also ends the processes of their
+    # pools. A worker then waits 10 seconds (Celery's worker_lost_wait) for the results of unfinished tasks, and returns
+    # their messages to the broker. If it were killed before, the broker would deliver them again only after an hour
     # (`visibility_timeout`).
     selected_programs = [
         Program("web", ("-m", "console.serving.server"), "pages, API and live views", priority=30, stop_seconds=15),

@@ -47,8 +47,8 @@ def require_log_in(view: View[Arguments]) -> View[Arguments]:
     """Require a log-in.
 
     Anonymous users are redirected to the log-in page. After the log-in they get the requested page, or the page with
-    the form that they submitted. htmx gets a 401 instead, and `app.js` then shows that the session ended: htmx would
-    insert a redirected log-in page into the current page.
+    the form that they submitted. htmx would insert the log-in page into the current page. So it gets a 401 instead, and
+    `app.js` shows that the session ended.
     """
     login_view = login_required(view)
 

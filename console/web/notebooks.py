@@ -236,8 +236,9 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether the server forwards a request to a notebook.
 
-    The server passes the request in an `Exchange`, and reads from it where the notebook answers. Only the server can
-    put this object into a request, so a browser that calls this view gets 404.
+    The server passes the request in an `Exchange`. This view writes the notebook's socket into it, and the server
+    forwards the request there. Only the server can put this object into a request, so a browser that calls this view
+    gets 404.
     """
     exchange = exchange_of(request)
     notebook_request = exchange.notebook if exchange else None
@@ -270,6 +271,7 @@ def _refuse(request: HttpRequest, pk: int) -> HttpResponse:
     The page does not say which of the two is the case. It uses no file of the console, because it is shown on the
     notebook's host.
     """
+    # The server sends the subrequest with the console's host, so the address is one of the console.
     address = request.build_absolute_uri(reverse("job_detail", args=[pk]))
     return render(request, "jobs/notebook_closed.html", {"address": address}, status=403)
 
@@ -346,9 +348,9 @@ def _api_data(posted: QueryDict, currency: str) -> dict[str, object]:
 
 
 def _parse_times(posted: QueryDict, controls: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-    """Return the form's times in seconds by API name. `controls` has the control of each and its unit in seconds.
+    """Return the form's times in seconds by API name. Raises InvalidInput.
 
-    Raises InvalidInput.
+    `controls` maps each API name to the name of its form control, and to the seconds in one unit of that control.
     """
     errors, seconds = {}, {}
     for name, (control, unit) in controls.items():

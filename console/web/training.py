@@ -395,6 +395,7 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
             "remaining_minor": available - quote.ceiling_minor,
             "missing_minor": max(0, quote.ceiling_minor - available),
             "owed_minor": receivables.owed_minor(account) if account else 0,
+            # The top-up that the card offers: the missing amount and debts, rounded up to an amount that can be paid.
             "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
             "notes": terms_sentences(quote.purchase),
             "warnings": script_data.warnings(request.membership.organization, quote.purchase),
@@ -538,7 +539,10 @@ def _rerun_values(job: Job | None) -> dict[str, Any]:
 
 
 def _earlier_values(job: Job | None) -> dict[str, list[str]]:
-    """Return the values of the form's controls for an earlier job, each as a list of texts. A script marks changes."""
+    """Return the values of the form's controls for an earlier job, each as a list of texts.
+
+    The page's JavaScript marks the fields that differ from them.
+    """
     earlier_values: dict[str, list[str]] = {}
     for name, value in _rerun_values(job).items():
         values = value if isinstance(value, list) else [value]
