@@ -84,6 +84,8 @@ class Forecast:
         if state.capacity.elastic:  # how many nodes are free now is not known
             return StartForecast("grows")
         resources = resources_of(spec)
+        # Jobs that are queued do not fit now. The scheduler lets a run that fits overtake them, unless it keeps free
+        # capacity for one of them.
         if state.capacity.nodes_now(resources, spec.name) >= nodes and not state.is_reserved:
             return StartForecast("now")
         new_run = Load(resources, spec.name, nodes, seconds=0)  # its own time does not delay its start
@@ -144,8 +146,8 @@ def wait_seconds(capacity: Capacity, running: Iterable[Load], queue: Sequence[Lo
 
     Return None if a load does not fit even after all others have ended. Pure.
     """
-    # A heap of ends: each in seconds from now, a number, and the load. The number is unique, so that the heap never
-    # compares two loads.
+    # A heap of (seconds from now until the end, number, load). The number is unique, so that the heap never compares
+    # two loads.
     ends = [(load.seconds, number, load) for number, load in enumerate(running)]
     heapq.heapify(ends)
     now, next_number = 0.0, len(ends)

@@ -161,4 +161,5 @@ def _change_retention(job: Job, keep_until: datetime | None) -> None:
         sentence = _("Your storage quota is used up, so these files can't be kept longer. Delete other files first.")
         raise QuotaExceeded(sentence, fields={"keep_until": sentence})
     job.deletion_notice = None  # so that members are warned again, before the new time
+    # The row by which the storage quota counts the job's files.
     Allocation.objects.filter(key=results.allocation_key(job.pk)).update(kept_until=new_time)

@@ -40,7 +40,7 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
     something that the quote names no longer exists.
     """
     original = reruns.exact_original(quote)  # the job that the quote repeats exactly, or None
-    data = purchase_data(quote.purchase, as_bought=True)
+    data = purchase_data(quote.purchase, as_bought=True)  # of a free estimate: with the limits that it runs under
     try:
         purchase = parse(organization=quote.organization, data=data, uses_given_versions=True, original=original)
     except InvalidInput as error:
@@ -62,7 +62,8 @@ def launch_preview(quote: Quote, rank: int = 0) -> LaunchPreview:
 def _sources(purchase: Purchase, original: Job | None) -> list[str]:
     """Return the text of the run's script, in a list; an empty list if it cannot be read.
 
-    The launcher also reads the modules beside it, but scripts parse their arguments themselves as a rule.
+    The launcher also reads the modules beside the script. The preview does not: a script usually parses its arguments
+    itself.
     """
     if original is not None:
         return [text for text in (snapshots.text_of(original),) if text is not None]

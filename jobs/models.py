@@ -275,7 +275,8 @@ class Job(models.Model):
         DatasetVersion, through="JobDataset", related_name="+"
     )
     deadline_seconds = models.PositiveIntegerField(_("time limit (seconds)"))
-    """How long all attempts together may run on all nodes. They may take longer on fewer: `usage.left_seconds`."""
+    """How long all attempts together may run on all nodes. While an elastic run has fewer nodes, its time counts for
+    less: see `usage.left_seconds`."""
     retries = models.PositiveSmallIntegerField(_("retries"), default=0)
     """How often a failure of the code is retried. Retries after platform faults are not counted here."""
     retry_backoff_seconds = models.PositiveIntegerField(_("wait before a retry (seconds)"), default=0)
@@ -311,9 +312,11 @@ class Job(models.Model):
     script = models.ForeignKey(ScriptSnapshot, models.PROTECT, null=True, editable=False, related_name="+")
     """The script when the job was ordered; None for checks and notebooks, huge scripts, and orders of version 0.2."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
-    """Digest of the customer's image when the job was ordered, which all attempts use. Empty: they use the tag."""
+    """Digest of the customer's image when the job was ordered, which all attempts use. Empty: they use the tag, or the
+    image is a built-in one."""
     image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
-    """Identifies the image's content when the job was ordered: see `Backend.image_identity`."""
+    """Identifies the image's content when the job was ordered: see `Backend.image_identity`. `reruns` compares it with
+    the image now. Unlike `image_digest`, it exists for built-in images too, and no run is started by it."""
     runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
     """Whether the job runs a copy of `script` instead of the file in the workspace, which may have changed."""
     from_checkpoint = models.ForeignKey(
@@ -365,7 +368,8 @@ class Job(models.Model):
             models.Index(fields=["organization", "code_key", "-id"], name="jobs_of_a_code"),
             # For `estimates`, which every quote calls. The index has all columns of that query. With fewer columns,
             # PostgreSQL would scan the latest jobs of all organizations, because it expects to find matching ones soon.
-            # Its condition has no values: in a prepared statement, PostgreSQL does not know them when it plans.
+            # Its condition compares with no constant. PostgreSQL uses an index with a condition such as `state = …`
+            # only if the query has that constant, and in a prepared statement it does not know the query's values.
             models.Index(
                 fields=["organization", "code_key", "node_spec", "workers_per_node", "builtin_script", "state", "-id"],
                 name="ended_jobs_of_a_code",

@@ -118,7 +118,8 @@ def place_order(*, membership: Membership, quote: Quote, idempotency_key: str = 
     require_valid(quote)
     original = reruns.exact_original(quote)
     try:
-        # Parsed again, because the customer may have deleted or changed something since the quote.
+        # Parsed again, because the customer may have deleted or changed something since the quote. The versions of
+        # datasets and models are those that were quoted.
         purchase = parse(
             organization=organization, data=purchase_data(quote.purchase), uses_given_versions=True, original=original
         )
@@ -448,8 +449,8 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
     Raises QuoteBought, IdempotencyConflict.
     """
     # One query looks for the quote and for the key. With a query for each, a concurrent request could write the order
-    # between them: the first would find no order of the quote, and the second would find this order by its key and take
-    # it for that of another quote.
+    # between them. The first query would find no order of the quote. The second would find this order by its key, which
+    # would then look like the key of another quote's order.
     matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):
