@@ -238,7 +238,7 @@ def _days(period: timedelta) -> Decimal:
     return Decimal(str(period / timedelta(days=1)))
 
 
-def open_holds(account: Account) -> QuerySet[Hold]:
+def largest_open_holds(account: Account) -> QuerySet[Hold]:
     """Return the open holds, largest first: one for each open job and one for each open sweep."""
     return account.holds.filter(state=Hold.States.HELD).select_related("placed_by").order_by("-amount_minor", "pk")
 

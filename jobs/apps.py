@@ -3,7 +3,7 @@
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
-from jobs.in_use import open_jobs
+from jobs.in_use import open_jobs_using
 from storage.in_use import register
 
 
@@ -15,4 +15,4 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the finder of open jobs, which storage calls before it deletes anything."""
-        register(open_jobs)
+        register(open_jobs_using)

@@ -47,7 +47,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
         ceiling_minor=None,
         fault_tolerance=replace(measured.fault_tolerance, min_nodes=0, retries=0, retry_backoff_seconds=0),
     )
-    script = orders.read_script(purchase)
+    script = orders.read_purchased_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):

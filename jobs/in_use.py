@@ -23,7 +23,7 @@ MAX_NAMED = 5
 """Jobs that an error message names: enough to find them, and still one sentence."""
 
 
-def open_jobs(objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
+def open_jobs_using(objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
     """Return the name and latest end of up to MAX_NAMED open jobs that use any of these objects.
 
     Names of other organizations' jobs, which use shared datasets, are hidden (`storage.in_use`).

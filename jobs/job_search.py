@@ -195,7 +195,7 @@ def _page_before(search: JobSearch, matches: _Matches, position: tuple[datetime,
     return JobPage(jobs, before=jobs[0].pk, after=jobs[-1].pk, is_partial=matches.is_partial)
 
 
-def counts(organization: Organization) -> dict[str, int]:
+def counts_by_state(organization: Organization) -> dict[str, int]:
     """Return the number of an organization's jobs by key of STATES, each at most COUNT_LIMIT + 1. Makes one query.
 
     Its SQL is written here, because Django would take longer to make it than PostgreSQL to run it. The states are in

@@ -221,7 +221,7 @@ def _write_training_order(
 ) -> Order:
     """Write the order of a training. `original` is the job that it repeats exactly, and whose script it runs."""
     organization = membership.organization
-    script = None if original else read_script(purchase)
+    script = None if original else read_purchased_script(purchase)
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         # Checked again under the lock, because a concurrent request may have placed the order meanwhile.
@@ -258,7 +258,7 @@ def pinned_digest(quote: Quote, image: Image) -> str:
     return str(pinned["digest"]) if pinned.get("reference") == image.reference else ""
 
 
-def read_script(purchase: Purchase) -> snapshots.Script | None:
+def read_purchased_script(purchase: Purchase) -> snapshots.Script | None:
     """Return the script of a purchase for its snapshot; None if it is too large for one. Raises ChoiceUnavailable.
 
     Call it before the transaction that writes the order: reading customers' files must not hold locks.

@@ -69,7 +69,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "previous_minor": costs.spent_minor(organization, month.previous),
             "forecast": costs.forecast(organization, spent_minor) if month.is_current else None,
             "chart": _chart_data(names, days, account.currency),
-            "holds": costs.open_holds(account).select_related("order__job", "sweep"),
+            "holds": costs.largest_open_holds(account).select_related("order__job", "sweep"),
             "budgets": budgets.states_of(account),
             "runway": budgets.runway_of(account),
             "accounting_zone": settings.TIME_ZONE,

@@ -54,7 +54,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
     }
     if request.htmx:
         return render(request, "jobs/_job_rows.html", context)
-    counts = {} if search.is_filtered else job_search.counts(organization)
+    counts = {} if search.is_filtered else job_search.counts_by_state(organization)
     context |= {
         "tabs": [_state_tab(search, state, counts) for state in ("", *job_search.STATES)],
         # The ways to sort the list, and the member's saved searches.
@@ -69,7 +69,7 @@ def job_list(request: MemberRequest) -> HttpResponse:
 def _state_tab(search: JobSearch, state: str, counts: dict[str, int]) -> dict[str, Any]:
     """Return the tab of a state; an empty `state` means all jobs. Without `counts`, the tab shows no count.
 
-    `job_search.counts` stops counting just above COUNT_LIMIT. The tab then shows the limit with a plus sign.
+    `job_search.counts_by_state` stops counting just above COUNT_LIMIT. The tab then shows the limit with a plus sign.
     """
     count, is_capped = None, False
     if counts and state:

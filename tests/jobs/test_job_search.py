@@ -105,7 +105,7 @@ def test_names_are_compared_in_a_limited_number_of_jobs_and_counts_stop_at_a_lim
     organization = customer.organization
     monkeypatch.setattr(job_search, "COUNT_LIMIT", 2)  # of the four open jobs, one more than the limit is counted
     with django_assert_num_queries(1):
-        assert job_search.counts(organization) == {"open": 3, "succeeded": 1, "failed": 0, "cancelled": 0}
+        assert job_search.counts_by_state(organization) == {"open": 3, "succeeded": 1, "failed": 0, "cancelled": 0}
     with django_assert_num_queries(3):  # the end of the window, the ids of the page, and its rows
         assert job_search.page(organization, JobSearch(q="beta")).is_partial
     since = str(timezone.localdate() - 2 * DAY)
