@@ -49,8 +49,8 @@ if dist.get_rank() == 0:
     pathlib.Path(os.environ["RUN_DIR"], "result").write_text(repr(STEPS / (time.monotonic() - started_at)))
 dist.destroy_process_group()
 """
-# It computes between the blocks, as a training does. Otherwise the time would be only that of copying bytes. The sum of
-# 40,000 squares takes some milliseconds for each block of 1,000 lines.
+# The script computes between the blocks, as a training does. Otherwise the time would be only that of copying bytes.
+# The sum of 40,000 squares takes some milliseconds for each block of 1,000 lines.
 LOGGING = """\
 import os, pathlib, sys, time
 line = "step 1 loss 0.1234 " + "x" * 80 + "\\n"

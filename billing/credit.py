@@ -89,7 +89,7 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
         with transaction.atomic():  # a savepoint: a violated constraint must not abort the caller's transaction
             return grant(credit_grant=lot, user=None, account=account)
     except IntegrityError as error:
-        # Both constraints have names that begin so: one trial for an organization, and one for a person.
+        # The names of two constraints begin so: one trial for an organization, and one for a person.
         if "one_trial_for" not in str(error):
             raise
         return None

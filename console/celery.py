@@ -22,7 +22,8 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 # it may serve a practically unlimited number of tasks; `close_unusable_connections` closes a broken one.
 app.conf.CELERY_DB_REUSE_MAX = 1 << 30
 app.autodiscover_tasks(["billing", "storage", "jobs", "console.notifications"])
-# These tasks are in modules with other names. `AccountsConfig.ready` imports those of `accounts.audit` and `openid`.
+# The modules of these tasks have other names than `tasks`. `AccountsConfig.ready` imports two more, `accounts.audit`
+# and `accounts.openid`.
 app.autodiscover_tasks(["jobs"], related_name="dispatch")
 app.autodiscover_tasks(["jobs"], related_name="checkout")
 app.autodiscover_tasks(["jobs"], related_name="results")

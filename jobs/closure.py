@@ -95,8 +95,8 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
         raise InvalidInput(fields={"confirmation": sentence})
     account = billing.wallet(organization)
     if account:
-        # Both before the transaction: the first calls the payment provider, and the second locks accounts, which
-        # `invoices.issue` locks only after the series of invoices.
+        # Both calls come before the transaction. `close_pages` calls the payment provider. `collect` locks accounts,
+        # and in the transaction `invoices.issue` must lock the series of invoices before accounts.
         payments.close_pages(account=account)
         storage_charges.collect(account=account)
     with transaction.atomic():

@@ -210,7 +210,8 @@ def advance() -> set[str]:
         for layer in waiting:
             slot = (layer.cluster, layer.organization_id)
             if layer.pk not in awaited:
-                # Its jobs were cancelled. Otherwise customers could have packages built for jobs that they never run.
+                # The layer's jobs were cancelled. If it were installed, customers could have packages built for jobs
+                # that they never run.
                 if slot not in busy:
                     _remove([layer.pk])
                 continue

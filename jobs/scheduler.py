@@ -95,7 +95,7 @@ class SchedulingPass:
                 if free >= job.least_nodes:
                     yield job, min(job.nodes, free_in_quota, free)
                 elif self._now - job.queued_at > BACKFILL_LIMIT:
-                    # It fitted when the page was loaded, but jobs of this pass have taken the nodes.
+                    # The job fitted when the page was loaded, but other jobs of this pass have taken the nodes.
                     self._kept_for = position
                     return
 

@@ -68,7 +68,7 @@ class _ListedObject(NamedTuple):
     """An object to import, as the stored list has it."""
 
     tar_name: str | None
-    """Its name in the tar file; None if it is the only object, for which there is no tar file."""
+    """The object's name in the tar file; None if it is the only object, for which there is no tar file."""
     item: s3.Object
 
     @classmethod

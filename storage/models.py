@@ -420,7 +420,7 @@ class DeletedFile(models.Model):
 
     workspace = models.ForeignKey(Workspace, models.CASCADE, related_name="deleted_files", verbose_name=_("workspace"))
     path = models.CharField(_("path"), max_length=4000)
-    """Its former path below the workspace's folder."""
+    """The path before the deletion, below the workspace's folder."""
     folder = models.CharField(_("folder in the recycle bin"), max_length=200, unique=True)
     """The name of the deleted file or folder in the recycle bins' folder (`recycle_bin.path_in_bin`)."""
     is_folder = models.BooleanField(_("folder"))

@@ -162,7 +162,7 @@ class PaymentCustomer(models.Model):
 
 
 class AutoTopUp(models.Model):
-    """A wallet's settings for automatic top-ups: below which threshold to charge which amount to which saved card."""
+    """A wallet's settings for automatic top-ups: the threshold, the amount, and the saved card to charge."""
 
     account = models.OneToOneField(Account, models.CASCADE, related_name="auto_top_up", verbose_name=_("account"))
     is_on = models.BooleanField(_("on"), default=False)

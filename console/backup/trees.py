@@ -234,7 +234,7 @@ class _Packer:
         before = os.fstat(file_fd)
         if not stat.S_ISREG(before.st_mode):
             os.close(file_fd)
-            # It was replaced since `_try_to_add`. EINVAL makes `_add_entry` try again.
+            # The file was replaced after `_try_to_add` had looked at it. EINVAL makes `_add_entry` try again.
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         with os.fdopen(file_fd, "rb", buffering=0) as file:
             # A file that occupies fewer bytes than its size is sparse; stat counts blocks of 512 bytes. Without holes,

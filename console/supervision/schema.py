@@ -17,7 +17,7 @@ LOCK_ID = 0x7261696C
 same, so that an old and a new version exclude each other during an upgrade."""
 
 _lock_state = threading.local()
-"""Its attribute `is_held` tells whether this thread holds the lock."""
+"""The attribute `is_held` tells whether this thread holds the lock."""
 
 
 @contextmanager

@@ -61,7 +61,7 @@ FIELDS = (
 )  # fmt: skip
 """The API's fields whose errors the form of a new notebook shows beside its controls."""
 EXTENSION_FIELDS = ("added_seconds",)
-"""Likewise for the form that extends a notebook."""
+"""The same for the form that extends a notebook."""
 ENTER_PATH = "/trainyard-enter"
 """The path on a notebook's host that takes the ticket."""
 TICKET_SECONDS = 60

@@ -50,7 +50,7 @@ ERROR_FIELDS = ("space", "objective", "method", "pruner", "trials", "concurrency
 """The API's fields whose errors the form shows beside its controls. The card shows all other errors, such as those of
 the training's own fields."""
 EXTENSION_FIELDS = ("trials", "ceiling_minor")
-"""Likewise for the form that orders more trials."""
+"""The same for the form that orders more trials."""
 EXCLUDED_FIELDS = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
 """Fields of the earlier order that a sweep does not copy. The ceiling, for example, is that of one run."""
 METHODS = {

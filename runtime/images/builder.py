@@ -177,7 +177,7 @@ def _set_aside(folder: Path) -> None:
 def _create_environment(folder: Path, recipe: Recipe, flavour: Flavour, progress: Progress, *, rebuild: bool) -> None:
     """Create a virtual environment in `folder` by this recipe. `rebuild`: compile its wheels again."""
     progress.step(f"Creating a virtual environment in {folder}")
-    # It is created in its final folder, since scripts of the environment contain absolute paths. An image without
+    # Created in its final folder, since scripts of the environment contain absolute paths. An image without
     # packages is created faster without pip.
     venv.create(folder, with_pip=bool(recipe.sections), symlinks=True)
     python = folder / "bin" / "python"

@@ -233,8 +233,8 @@ class DiskLimit:
             usage = measurement.usage
             if usage is None:
                 continue
-            # The size of a folder that took too long before the start includes what the run wrote meanwhile to the
-            # part that was counted after the start. Deleted files are the run's own.
+            # If a folder was not completely counted before the start, the rest was counted after it. So its initial
+            # size includes what the run has written to this rest meanwhile. Deleted files are the run's own.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
             added_bytes = usage.bytes - initial_bytes
             # Room that the platform's files do not use is no room for the other folders.

@@ -30,7 +30,7 @@ SILENT_SECONDS = 120.0
 """How long a supervisor may send no heartbeat while Slurm reports that its job runs. It sends one every 5 s. The limit
 is far longer, so that a run survives if shared storage does not respond for a minute."""
 LOST_SECONDS = 15.0
-"""The same limit for a machine that Slurm reports as failed: three intervals of heartbeats."""
+"""How long a supervisor may send no heartbeat if Slurm reports its machine as failed: three intervals."""
 SETTLE_SECONDS = 3.0
 """How long after a job's end the last records of its supervisors may take to be visible. NFS clients cache folders for
 some seconds."""

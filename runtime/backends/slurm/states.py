@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 JOB_FORMAT = "%i|%T|%S|%e|%N|%r"
 """squeue's format for the fields of a SlurmJob. Times are Unix seconds if SLURM_TIME_FORMAT is `%s`."""
 ACCOUNTING_FIELDS = "JobIDRaw,State,Start,End,NodeList,Reason"
-"""The same fields for sacct."""
+"""The fields of a SlurmJob, as sacct names them."""
 ACTIVE_STATES = frozenset(
     {
         *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),

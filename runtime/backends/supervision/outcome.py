@@ -43,7 +43,7 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     all_members = {node.node for node in nodes}
     last_members = set(changes[-1]["nodes"]) if changes else all_members
     # If an elastic run starts without some of its nodes, its first change is of round 0 and lists those that take part.
-    # Its metered time begins when these run.
+    # The run's metered time begins when these nodes run.
     first_members = set(changes[0]["nodes"]) if changes and changes[0]["round"] == 0 else all_members
     started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
     # A node without which an elastic run went on ends neither the run nor its metered time.

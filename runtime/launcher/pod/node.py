@@ -182,7 +182,7 @@ class PodNode(Node):
         environment = {**self._pod.environment, **self._plan.get("environment", {})}
         packages = self._plan.get("packages", "")
         if packages:
-            # They come before the image's own folders.
+            # The packages' folders come before the image's own.
             for name, folder in (("PATH", os.path.join(packages, "bin")), ("PYTHONPATH", packages)):
                 environment[name] = os.pathsep.join(filter(None, (folder, environment.get(name, ""))))
         return environment

@@ -40,10 +40,10 @@ _MAX_DESCRIPTORS = 4
 # .update({"OMP_...".
 _SETS_ENVIRONMENT = re.compile(
     r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + "|".join(READ_AT_IMPORT) + ")_"
-    # The same with a computed name, which may be any of them.
+    # Or a variable with a computed name, which may be one of READ_AT_IMPORT.
     r"|environ\[(?!['\"])[^]]*\]\s*=(?!=)|environ\.(?:setdefault|update)\(\s*\{?\s*(?!['\"{}\s])"
 )
-# Words in a source that show that it may import modules which no import statement names.
+# A source with one of these words may import modules that none of its import statements names.
 _DYNAMIC_IMPORTS = ("importlib", "__import__", "runpy", "sys.path")
 
 
