@@ -164,6 +164,10 @@ CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
 """Values of `Job.builtin_script`: the platform's scripts of checks and notebooks, in `runtime.launcher`."""
 
 
+STOPPED = _("Stopped")
+"""The state, and the reason for the end, of a notebook that was cancelled: stopping is how its owner ends it."""
+
+
 class Job(models.Model):
     """The run that an order bought, with all its attempts."""
 
@@ -404,6 +408,18 @@ class Job(models.Model):
     def is_notebook(self) -> bool:
         """Whether this is a notebook: it runs until it is stopped or idle, and has no progress."""
         return self.builtin_script == NOTEBOOK_SCRIPT
+
+    @property
+    def state_title(self) -> str:
+        """The state as people read it."""
+        is_stopped_notebook = self.is_notebook and self.state == JobState.CANCELLED
+        return str(STOPPED if is_stopped_notebook else self.get_state_display())
+
+    @property
+    def reason_title(self) -> str:
+        """Why the job ended, as people read it; empty for an open job."""
+        is_stopped_notebook = self.is_notebook and self.reason == EndReason.CANCELLED
+        return str(STOPPED if is_stopped_notebook else self.get_reason_display())
 
     @property
     def is_ended(self) -> bool:
