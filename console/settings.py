@@ -381,6 +381,7 @@ LOCAL_WARM_SECONDS: float = env.number("LOCAL_WARM_SECONDS", 1800, can_be_zero=T
 PACKAGE_INDEXES: list[str] = env.package_indexes("PACKAGE_INDEXES")
 PACKAGE_FILE_HOSTS: list[str] = env.hosts("PACKAGE_FILE_HOSTS")
 PACKAGES_MAX_MIB: int = env.whole_number("PACKAGES_MAX_MIB", 20480)
+PACKAGE_INSTALLATIONS_PER_DAY: int = env.whole_number("PACKAGE_INSTALLATIONS_PER_DAY", 20, minimum=0)
 TRAINYARD_RUN_NETWORK: str = env.choice("TRAINYARD_RUN_NETWORK", "private", ("private", "host"))
 TOOLS_PER_ORGANIZATION: int = env.whole_number("TOOLS_PER_ORGANIZATION", 4, minimum=0)
 TOOLS_TOTAL: int = env.whole_number("TOOLS_TOTAL", 16, minimum=0)

@@ -589,6 +589,7 @@ def event_sentence(
         "ordered": _("Ordered. The ceiling is held in the wallet."),
         # From `lifecycle.return_to_queue`; the events of retries were handled above.
         "queued": _("Back in the queue: another run took the capacity first."),
+        "installing": _("The packages of %(path)s are installed first.") % {"path": data.get("path", "")},
         "starting": _("Capacity is allocated. The nodes are starting."),
         "running": _("Running on all nodes. Charging starts now."),
         "stopping": _("Cancelling. The code has a short time to write a checkpoint."),

@@ -375,6 +375,7 @@ def write_order(
         JobModel(job=job, version=version, position=position) for position, version in enumerate(models)
     )
     lifecycle.record_event(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
+    packages.record_installation(job)
     record_audit_event(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
     send_on_commit(dispatch, cluster_name)
     return order
