@@ -143,6 +143,8 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_no
     for page, arguments in places.items():
         shown_page = owner_page.get(reverse(page, args=arguments)).text
         assert ("Stopped" in shown_page, "Cancelled" in shown_page) == (True, False), page
+    # The page of all jobs offers a search for cancelled ones.
+    assert re.search(r'data-state="cancelled">(<[^>]+>)*Stopped<', owner_page.get(reverse("job_list")).text)
     assert "The notebook was stopped. You pay" in owner_page.get(reverse("job_detail", args=[job.pk])).text
     assert "A notebook was stopped" in owner_page.get(reverse("notification_list")).text
     training = client.post("/api/v1/quotes/", customer.form(), format="json").json()["id"]
