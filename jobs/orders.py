@@ -177,10 +177,12 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
         if job.is_ended:
             raise AlreadyEnded
         if job.state != JobState.STOPPING:  # otherwise the job is already being ended
-            data = {"why": why} if why else {}
+            data: dict[str, Any] = {"why": why} if why else {}
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
             lifecycle.request_cancel(job=job, actor=actor)
+            if job.is_notebook:
+                data |= {"is_notebook": True}
             record_audit_event(
                 organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data
             )

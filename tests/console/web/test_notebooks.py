@@ -147,6 +147,7 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_no
     assert re.search(r'data-state="cancelled">(<[^>]+>)*Stopped<', owner_page.get(reverse("job_list")).text)
     assert "The notebook was stopped. You pay" in owner_page.get(reverse("job_detail", args=[job.pk])).text
     assert "A notebook was stopped" in owner_page.get(reverse("notification_list")).text
+    assert f"Stopped notebook #{job.pk}" in owner_page.get(reverse("audit_log")).text
     training = client.post("/api/v1/quotes/", customer.form(), format="json").json()["id"]
     quote = client.post("/api/v1/notebooks/quotes/", notebook_form(customer), format="json").json()["id"]
     for address, wrong in (("notebooks", training), ("orders", quote)):
