@@ -28,8 +28,8 @@ HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.I
 class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishes no types
     """Environment variables whose values are checked. Every method raises ImproperlyConfigured for an invalid value."""
 
-    def whole_number(self, name: str, default: int, *, minimum: int = 1) -> int:
-        """Return a whole number of at least `minimum`."""
+    def whole_number(self, name: str, default: int, *, minimum: int = 1, maximum: int | None = None) -> int:
+        """Return a whole number from `minimum` to `maximum`, or of at least `minimum` without one."""
         if name not in self.ENVIRON:
             return default
         text: str = self.str(name)
@@ -39,6 +39,8 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
             raise ImproperlyConfigured(f"{name} is '{text}'. It must be a whole number.") from None
         if value < minimum:
             raise ImproperlyConfigured(f"{name} is {value}. It must be at least {minimum}.")
+        if maximum is not None and value > maximum:
+            raise ImproperlyConfigured(f"{name} is {value}. It must be at most {maximum}.")
         return value
 
     def number(self, name: str, default: float, *, can_be_zero: bool = False) -> float:
@@ -106,6 +108,27 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
                 f"{name} is '{text}'. It must be http:// or https:// and a host, such as https://trainyard.example.com."
             )
         return text
+
+    def endpoint(self, name: str) -> str:
+        """Return an http:// or https:// address, which may have a path; empty if it is not set."""
+        text: str = self.str(name, "")
+        _refuse_credentials(name, text)
+        if text and not _is_http(text):
+            raise ImproperlyConfigured(
+                f"{name} is '{text}'. It must be http:// or https:// and a host, such as http://collector:4318."
+            )
+        return text
+
+    def package_indexes(self, name: str) -> list[str]:
+        """Return a comma-separated list of package indexes: http:// or https:// addresses, or absolute folders."""
+        entries = self._names_without_credentials(name)
+        for entry in entries:
+            if not entry.startswith(("/", "file:///")) and not _is_http(entry):
+                raise ImproperlyConfigured(
+                    f"{name} has '{entry}'. Name addresses that begin with http:// or https://, such as "
+                    "https://pypi.org/simple, or absolute folders."
+                )
+        return entries
 
     def web_addresses(self, name: str) -> list[str]:
         """Return a comma-separated list of http:// and https:// addresses, which may have paths and queries."""

@@ -361,7 +361,7 @@ SPECTACULAR_SETTINGS = {
 CURRENCY: str = env.str("CURRENCY", "USD")
 STRIPE_SECRET_KEY: str = env.str("STRIPE_SECRET_KEY", "")
 STRIPE_WEBHOOK_SECRETS: list[str] = env.names("STRIPE_WEBHOOK_SECRETS")
-SANDBOX_PORT: int = env.whole_number("SANDBOX_PORT", (urlsplit(TRAINYARD_URL).port or 8000) + 1)
+SANDBOX_PORT: int = env.whole_number("SANDBOX_PORT", (urlsplit(TRAINYARD_URL).port or 8000) + 1, maximum=65535)
 SANDBOX_URL: str = f"http://127.0.0.1:{SANDBOX_PORT}"
 PAYMENTS_SANDBOX: bool = not STRIPE_SECRET_KEY
 QUOTE_TTL_SECONDS: int = env.whole_number("QUOTE_TTL_SECONDS", 1800)
@@ -380,9 +380,10 @@ LOCAL_CPUS: float | None = env.number("LOCAL_CPUS", 0) or None
 LOCAL_MEMORY_MIB: int | None = env.whole_number("LOCAL_MEMORY_MIB", 0) or None
 LOCAL_DISK_MIB: int = env.whole_number("LOCAL_DISK_MIB", 51200)
 LOCAL_WARM_SECONDS: float = env.number("LOCAL_WARM_SECONDS", 1800, can_be_zero=True)
-PACKAGE_INDEXES: list[str] = env.names("PACKAGE_INDEXES")
+PACKAGE_INDEXES: list[str] = env.package_indexes("PACKAGE_INDEXES")
 PACKAGE_FILE_HOSTS: list[str] = env.hosts("PACKAGE_FILE_HOSTS")
 PACKAGES_MAX_MIB: int = env.whole_number("PACKAGES_MAX_MIB", 20480)
+PACKAGE_INSTALLATIONS_PER_DAY: int = env.whole_number("PACKAGE_INSTALLATIONS_PER_DAY", 20, minimum=0)
 TRAINYARD_RUN_NETWORK: str = env.choice("TRAINYARD_RUN_NETWORK", "private", ("private", "host"))
 TOOLS_PER_ORGANIZATION: int = env.whole_number("TOOLS_PER_ORGANIZATION", 4, minimum=0)
 TOOLS_TOTAL: int = env.whole_number("TOOLS_TOTAL", 16, minimum=0)
@@ -472,4 +473,4 @@ LOGGING = logs.configuration(
     log_format=env.choice("LOG_FORMAT", "text", logs.FORMATS), level=env.choice("LOG_LEVEL", "INFO", logs.LEVELS)
 )
 METRICS_TOKEN: str = env.str("METRICS_TOKEN", "")
-OTEL_EXPORTER_OTLP_ENDPOINT: str = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+OTEL_EXPORTER_OTLP_ENDPOINT: str = env.endpoint("OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
@@ -23,7 +23,7 @@ from console.accounts.models import User
 from console.accounts.reports import Report, Table, show
 from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError
-from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline
+from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline, row_or_404
 from jobs import estimates, models, operations, orders, selectors
 from jobs.sweeps.purchase import stop_sweep_as_operator
 from runtime.specs import Framework
@@ -135,14 +135,14 @@ class JobAdmin(LargeTableAdmin):
     )
     def customers_page(self, _request: HttpRequest, object_id: str) -> HttpResponse:
         """Redirect to the customer's page, read-only (`console.web.operator_page`)."""
-        return redirect("operator_job", get_object_or_404(models.Job, pk=object_id).pk)
+        return redirect("operator_job", row_or_404(models.Job, object_id).pk)
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types
         description=gettext_lazy("Log"), permissions=("view",)
     )
     def log(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show a part of a rank's output, and write an audit log entry that names the administrator."""
-        job = get_object_or_404(models.Job, pk=object_id)
+        job = row_or_404(models.Job, object_id)
         ranks = job.nodes * job.workers_per_node
         rank, offset, attempt_number = (_query_number(request, name) for name in ("rank", "offset", "attempt"))
         rank = min(rank, ranks - 1)
@@ -176,7 +176,7 @@ class JobAdmin(LargeTableAdmin):
     )
     def stop(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Ask for a reason, and stop the job."""
-        job = get_object_or_404(models.Job, pk=object_id)
+        job = row_or_404(models.Job, object_id)
         return _ask_reason(
             request,
             self,
@@ -197,7 +197,7 @@ class JobAdmin(LargeTableAdmin):
     )
     def move(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Ask for a reason, end the job's run free of charge, and start another attempt."""
-        job = get_object_or_404(models.Job, pk=object_id)
+        job = row_or_404(models.Job, object_id)
         return _ask_reason(
             request,
             self,
@@ -282,7 +282,7 @@ class SweepAdmin(ReadOnlyAdmin):
     )
     def stop(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Ask for a reason, and stop the sweep."""
-        sweep = get_object_or_404(models.Sweep, pk=object_id)
+        sweep = row_or_404(models.Sweep, object_id)
         return _ask_reason(
             request,
             self,
@@ -315,7 +315,7 @@ class ClusterAdmin(ReadOnlyAdmin):
     )
     def drain(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Ask for a reason, and let no more runs start on the cluster."""
-        status = get_object_or_404(models.ClusterStatus, pk=object_id)
+        status = row_or_404(models.ClusterStatus, object_id)
         return _ask_reason(
             request,
             self,
@@ -332,7 +332,7 @@ class ClusterAdmin(ReadOnlyAdmin):
     )
     def resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Ask for confirmation, and let runs start on the cluster again."""
-        status = get_object_or_404(models.ClusterStatus, pk=object_id)
+        status = row_or_404(models.ClusterStatus, object_id)
         return _ask_reason(
             request,
             self,

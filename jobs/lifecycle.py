@@ -426,6 +426,7 @@ def _finish(
                 "job": job.pk,
                 "name": job.name,
                 "reason": str(reason),
+                "is_notebook": job.is_notebook,
                 "charged_minor": receipt.total_minor,
                 "currency": receipt.currency,
             },

@@ -73,12 +73,18 @@ FREE_END_SENTENCES = {
 """The sentences for runs that cost nothing, such as checks, where those of END_SENTENCES mention a charge."""
 
 
-def end_sentence(reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False) -> str:
+def end_sentence(
+    reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False, is_notebook: bool = False
+) -> str:
     """Return why a job ended and who pays; empty for a job that has not ended.
 
     `reason` is an EndReason or "", `failure` the last attempt's `runtime.specs.Failure` as JSON data. `is_free`:
-    nothing was charged.
+    nothing was charged. A notebook that was cancelled has ended as intended, so it is called stopped.
     """
+    if is_notebook and reason == EndReason.CANCELLED:
+        if is_free:
+            return _("The notebook was stopped. It was free.")
+        return _("The notebook was stopped. You pay for the time it used, at least the minimum charge.")
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
     # Only the Kubernetes backend sets `charged_whole`, for customers' images: their code could fake signs of progress.
@@ -548,10 +554,18 @@ FREE_EVENT_SENTENCES = {
 """The sentences for events of jobs that can cost nothing, where those of other jobs mention a hold or a charge."""
 
 
-def event_sentence(kind: str, data: Mapping[str, Any], *, is_free: bool = False, costs_nothing: bool = False) -> str:
+def event_sentence(
+    kind: str,
+    data: Mapping[str, Any],
+    *,
+    is_free: bool = False,
+    costs_nothing: bool = False,
+    is_notebook: bool = False,
+) -> str:
     """Return the sentence for a JobEvent. `kind` is a JobState, or the kind of another event below.
 
-    `is_free`: nothing was charged. `costs_nothing`: nothing can be charged, as for a free estimate.
+    `is_free`: nothing was charged. `costs_nothing`: nothing can be charged, as for a free estimate. `is_notebook` is as
+    for `end_sentence`.
 
     `kind` does not tell a retry or an end from other changes of state, so `data` decides about these two.
     """
@@ -565,7 +579,8 @@ def event_sentence(kind: str, data: Mapping[str, Any], *, is_free: bool = False,
     if data.get("retry"):
         return join_sentences(failure, retry_sentence(data))
     if data.get("reason"):
-        return join_sentences(end_sentence(str(data["reason"]), data.get("failure"), is_free=is_free), failure)
+        end = end_sentence(str(data["reason"]), data.get("failure"), is_free=is_free, is_notebook=is_notebook)
+        return join_sentences(end, failure)
     if kind == "extended":
         return _("Extended: %(amount)s more are held in the wallet.") % {
             "amount": money(int(data["amount_minor"]), str(data["currency"]))
@@ -574,6 +589,7 @@ def event_sentence(kind: str, data: Mapping[str, Any], *, is_free: bool = False,
         "ordered": _("Ordered. The ceiling is held in the wallet."),
         # From `lifecycle.return_to_queue`; the events of retries were handled above.
         "queued": _("Back in the queue: another run took the capacity first."),
+        "installing": _("The packages of %(path)s are installed first.") % {"path": data.get("path", "")},
         "starting": _("Capacity is allocated. The nodes are starting."),
         "running": _("Running on all nodes. Charging starts now."),
         "stopping": _("Cancelling. The code has a short time to write a checkpoint."),

@@ -164,6 +164,10 @@ CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
 """Values of `Job.builtin_script`: the platform's scripts of checks and notebooks, in `runtime.launcher`."""
 
 
+STOPPED = _("Stopped")
+"""The state, and the reason for the end, of a notebook that was cancelled: stopping is how its owner ends it."""
+
+
 class Job(models.Model):
     """The run that an order bought, with all its attempts."""
 
@@ -410,6 +414,16 @@ class Job(models.Model):
         return self.builtin_script == NOTEBOOK_SCRIPT
 
     @property
+    def state_title(self) -> str:
+        """The state as people read it."""
+        return title_of_state(self.state, is_notebook=self.is_notebook)
+
+    @property
+    def reason_title(self) -> str:
+        """Why the job ended, as people read it; empty for an open job."""
+        return title_of_reason(self.reason, is_notebook=self.is_notebook)
+
+    @property
     def is_ended(self) -> bool:
         """Whether the state is final."""
         return JobState(self.state) in ENDED
@@ -418,6 +432,18 @@ class Job(models.Model):
     def least_nodes(self) -> int:
         """Return the number of nodes that the job needs to start: `min_nodes`, or all nodes if that is 0."""
         return self.min_nodes or self.nodes
+
+
+def title_of_state(state: str, *, is_notebook: bool) -> str:
+    """Return a job's state as people read it. A notebook that its owner stopped was not cancelled."""
+    return str(STOPPED if is_notebook and state == JobState.CANCELLED else Job.States(state).label)
+
+
+def title_of_reason(reason: str, *, is_notebook: bool) -> str:
+    """Return why a job or an attempt ended, as people read it; empty while it is open."""
+    if not reason:
+        return ""
+    return str(STOPPED if is_notebook and reason == EndReason.CANCELLED else Job.Reasons(reason).label)
 
 
 class SavedView(models.Model):

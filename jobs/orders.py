@@ -178,10 +178,12 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
         if job.is_ended:
             raise AlreadyEnded
         if job.state != JobState.STOPPING:  # otherwise the job is already being ended
-            data = {"why": why} if why else {}
+            data: dict[str, Any] = {"why": why} if why else {}
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
             lifecycle.request_cancel(job=job, actor=actor)
+            if job.is_notebook:
+                data |= {"is_notebook": True}
             record_audit_event(
                 organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data
             )
@@ -378,6 +380,7 @@ def write_order(
         JobModel(job=job, version=version, position=position) for position, version in enumerate(models)
     )
     lifecycle.record_event(job=job, kind="ordered", actor=membership.user, data={"ceiling_minor": quote.ceiling_minor})
+    packages.record_installation(job)
     record_audit_event(organization=organization, actor=membership.user, action="order.placed", target=f"job:{job.pk}")
     send_on_commit(dispatch, cluster_name)
     return order

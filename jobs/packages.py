@@ -27,6 +27,7 @@ from console.accounts.models import Organization
 from console.core.errors import CustomerError, InvalidInput
 from jobs import lifecycle, locks
 from jobs.clusters import cluster, image_of, resolve_cluster_name, runs_root
+from jobs.errors import QuotaExceeded
 from jobs.images import pull_secret
 from jobs.models import Job, PackageLayer
 from jobs.pubsub import publish_state
@@ -53,6 +54,8 @@ MAX_INSTALLATIONS = 2
 """Installations that run at once on this machine. Each may take two cores away from runs."""
 MAX_FAULTS = 3
 """Platform faults after which an installation counts as failed: a fourth try rarely cures a repeated fault."""
+INSTALLATION = "installing"
+"""The kind of the event of a job whose order caused an installation."""
 LAYER_RETENTION = timedelta(days=30)
 """How long a layer is kept after the last order that used it. A later order installs the packages again."""
 States = PackageLayer.States
@@ -142,7 +145,8 @@ def require_layer(
 ) -> PackageLayer:
     """Return the layer with these requirements.
 
-    A layer that is not installed becomes PENDING; `advance` then installs it.
+    A layer that is not installed becomes PENDING; `advance` then installs it. Raises QuotaExceeded if that would be one
+    installation too many in 24 hours: installations are free, and anybody can change a requirements file.
 
     `digest` is that of the image, "" if it is unknown. `lines` are the requirements. The caller has locked the
     organization's row of Quota, as each order does, so the organization's orders come here one at a time.
@@ -160,15 +164,36 @@ def require_layer(
         organization=organization, key=key, defaults=values
     )
     if is_new:
+        _require_installation_left(organization)
         return layer
     layer.used_at = now
     # A failed installation is repeated, because the index may have the package now. A layer is also installed again if
     # it was removed, or if it is READY and its folder is gone, for example because the storage was replaced.
     if layer.state != States.PENDING and not (layer.state == States.READY and _layer_folder(layer).is_complete):
+        _require_installation_left(organization)
         layer.state, layer.reason, layer.log, layer.faults, layer.requested_at = States.PENDING, "", "", 0, now
         builder.remove_result(_layer_folder(layer))
     layer.save()
     return layer
+
+
+def record_installation(job: Job) -> None:
+    """Write the event of a new job whose order caused the installation of its packages, if it did."""
+    layer = job.packages
+    if layer is not None and layer.requested_at == layer.used_at:  # `require_layer` has just set both
+        lifecycle.record_event(job=job, kind=INSTALLATION, data={"path": job.requirements_path})
+
+
+def _require_installation_left(organization: Organization) -> None:
+    """Raise QuotaExceeded if the orders of the last 24 hours caused as many installations as the settings allow."""
+    limit = settings.PACKAGE_INSTALLATIONS_PER_DAY
+    recent = Job.objects.filter(organization=organization, queued_at__gt=timezone.now() - timedelta(days=1))
+    if recent.filter(events__kind=INSTALLATION).count() >= limit:
+        sentence = _(
+            "Packages were installed for your organization %(most)d times in the last 24 hours, which is the limit. "
+            "Use a requirements file whose packages are already installed, or try again later."
+        )
+        raise QuotaExceeded(sentence % {"most": limit})
 
 
 def folder_of(job: Job) -> str:

@@ -58,10 +58,7 @@ def _jobs(organization: Organization, query: str) -> list[Hit]:
     job_ids += job_search.matching(organization, JobSearch(q=query)).values_list("pk", flat=True)[:MAX_PER_KIND]
     shown_ids = list(dict.fromkeys(job_ids))[:MAX_PER_KIND]  # a job may match by its number and by its name
     jobs = Job.objects.filter(pk__in=shown_ids).select_related("image", "order__quote").in_bulk()
-    return [
-        Hit("job", str(pk), f"#{pk} {selectors.title_of(jobs[pk])}", str(jobs[pk].get_state_display()))
-        for pk in shown_ids
-    ]
+    return [Hit("job", str(pk), f"#{pk} {selectors.title_of(jobs[pk])}", jobs[pk].state_title) for pk in shown_ids]
 
 
 def _find_by_name(kind: str, objects: QuerySet[Model], query: str) -> list[Hit]:

@@ -66,6 +66,7 @@ class Row:
     script: str
     tags: list[str]
     state: str
+    is_notebook: bool
     is_ended: bool
     progress: dict[str, Any]
     machines: str
@@ -89,6 +90,7 @@ def row(job: Any, waiting_for: str = "") -> Row:
         script=f"{job.workspace_name}/{job.code_path}" if job.code_path else job.workspace_name,
         tags=job.tags,
         state=job.state,
+        is_notebook=job.is_notebook,
         is_ended=job.is_ended,
         progress=progress,
         machines=f"{job.nodes} × {job.spec_title}",

@@ -68,11 +68,13 @@ def _job_mail(notification: Notification) -> tuple[str, str]:
     failure = attempt.failure if attempt else None
     context = {
         "job": job,
-        "sentence": end_sentence(job.reason, failure, is_free=notification.data["charged_minor"] == 0),
+        "sentence": end_sentence(
+            job.reason, failure, is_free=notification.data["charged_minor"] == 0, is_notebook=job.is_notebook
+        ),
         "failure": failure_sentence(failure) if failure else "",
         "charged": money(notification.data["charged_minor"], notification.data["currency"]),
         "url": f"{settings.TRAINYARD_URL}{reverse('job_detail', args=[job.pk])}",
         "mail_settings_url": f"{settings.TRAINYARD_URL}{reverse('notification_list')}",
     }
-    subject = _("#%(job)d %(name)s: %(state)s") % {"job": job.pk, "name": job.name, "state": job.get_state_display()}
+    subject = _("#%(job)d %(name)s: %(state)s") % {"job": job.pk, "name": job.name, "state": job.state_title}
     return subject, render_to_string("jobs/mail/end.txt", context)

@@ -269,7 +269,12 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "state": job.state,
         "reason": job.reason,
         "detail": _detail(job, attempts),
-        "sentence": end_sentence(job.reason, attempts[-1].failure if attempts else None, is_free=cost_minor(job) == 0),
+        "sentence": end_sentence(
+            job.reason,
+            attempts[-1].failure if attempts else None,
+            is_free=cost_minor(job) == 0,
+            is_notebook=job.is_notebook,
+        ),
         "waiting_for": waiting_for(job),
         "progress": progress(job, p50_seconds=float(job.order.quote.basis["p50_seconds"])),
         "attempts": [_attempt(job, attempt) for attempt in attempts],
@@ -338,7 +343,12 @@ def events(job: Job) -> list[EventRow]:
     costs_nothing = job.order.quote.ceiling_minor == 0
     is_free = costs_nothing or any(event.kind == "settled" and not event.data["total_minor"] for event in rows)
     return [
-        EventRow(event, event_sentence(event.kind, event.data, is_free=is_free, costs_nothing=costs_nothing))
+        EventRow(
+            event,
+            event_sentence(
+                event.kind, event.data, is_free=is_free, costs_nothing=costs_nothing, is_notebook=job.is_notebook
+            ),
+        )
         for event in rows
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -18,7 +18,7 @@ from billing.admin.amounts import AmountForm, ShowsAmounts
 from billing.amounts import money, parse_amount
 from billing.errors import InvoiceRefused
 from billing.selectors import default_currency
-from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline
+from console.core.readonly import ReadOnlyAdmin, ReadOnlyInline, row_or_404
 
 
 class InvoiceLineInline(ShowsAmounts, ReadOnlyInline):
@@ -56,7 +56,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
     )
     def correct(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the form of a credit note, with an amount for each line. On POST, issue the note."""
-        invoice = get_object_or_404(models.Invoice, pk=object_id)
+        invoice = row_or_404(models.Invoice, object_id)
         # Counted before the lines are read. If another note is issued in between, the form has the old number, and
         # `invoices.correct` refuses it.
         notes_seen = invoice.notes.count()

@@ -12,7 +12,7 @@ from django.core.exceptions import ValidationError
 from django.db.models import Field, QuerySet
 from django.forms import BaseInlineFormSet
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
@@ -28,6 +28,7 @@ from billing.currencies import SUPPORTED, decimals
 from billing.errors import BookRefused, NotPriced
 from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
+from console.core.readonly import row_or_404
 
 PRICE_DECIMALS = 4
 """Decimals of a price in minor units, as many as its column has."""
@@ -228,7 +229,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     )
     def preview(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show last month's cost per customer under the selected book."""
-        book = get_object_or_404(models.PriceBook, pk=object_id)
+        book = row_or_404(models.PriceBook, object_id)
         last_month = costs.month_of().previous
         return show(request, self, _simulation_report(price_simulation.simulate_month(book=book, month=last_month)))
 
@@ -237,7 +238,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     )
     def changes(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Show the differences from the current book."""
-        book = get_object_or_404(models.PriceBook, pk=object_id)
+        book = row_or_404(models.PriceBook, object_id)
         try:
             current = pricebooks.current_book(currency=book.currency)
         except NotPriced as error:

@@ -10,7 +10,7 @@ class AccountsConfig(AppConfig):
 
     name = "console.accounts"
     label = "accounts"
-    verbose_name = _("Accounts")
+    verbose_name = _("Users and organizations")
 
     def ready(self) -> None:
         """Connect the receivers that write the audit log, and those that end the access of OpenID clients."""

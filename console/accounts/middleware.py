@@ -30,9 +30,9 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class NulByteMiddleware:
-    """Refuses query strings with a NUL byte, which PostgreSQL rejects.
+    """Refuses addresses with a NUL byte, which PostgreSQL rejects.
 
-    Forms, paths and API fields are checked where they are parsed. The admin would pass query strings on unchecked.
+    Forms and API fields are checked where they are parsed. The admin would pass paths and query strings on unchecked.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -41,8 +41,8 @@ class NulByteMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Return a 400, or pass the request on."""
         query = request.META.get("QUERY_STRING", "")
-        if "%00" in query or "\0" in query:
-            raise BadRequest("The query string has a NUL byte.")
+        if "%00" in query or "\0" in query + request.path:
+            raise BadRequest("The address has a NUL byte.")
         return self.get_response(request)
 
 

@@ -1,17 +1,31 @@
-"""Base classes of read-only admin pages."""
+"""Base classes of read-only admin pages, and the row of an action's address."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.auth import get_permission_codename
-from django.http import HttpRequest
+from django.core.exceptions import ValidationError
+from django.db.models import Model
+from django.http import Http404, HttpRequest
+from django.shortcuts import get_object_or_404
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.paginator import InfinitePaginator
 
 ROWS_PER_PAGE = 25
 """How many rows a list shows, as on the customers' pages. Rendering 100 rows, Django's default, takes 80 ms."""
+
+
+Row = TypeVar("Row", bound=Model)
+
+
+def row_or_404(model: type[Row], object_id: str) -> Row:
+    """Return the row whose key is in the address of an action. Raises Http404, also for a text that is no key."""
+    try:
+        return get_object_or_404(model, pk=object_id)
+    except (ValueError, ValidationError):
+        raise Http404 from None
 
 
 class ReadOnly:

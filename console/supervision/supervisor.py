@@ -341,10 +341,15 @@ def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def require_free_ports() -> None:
-    """Raise UpError if another process uses a port that the console needs."""
+    """Raise UpError if another process uses a port that the console needs, or if two of its servers would share one."""
     web_host, _, web_port = settings.WEB_BIND.rpartition(":")
     addresses = [(web_host.strip("[]"), int(web_port), "TRAINYARD_URL")]
     if settings.PAYMENTS_SANDBOX:
+        if int(web_port) == settings.SANDBOX_PORT:
+            raise UpError(
+                f"SANDBOX_PORT is {web_port}, the port of the console itself. Choose another port, for example: "
+                f"SANDBOX_PORT={int(web_port) + 1} make up"
+            )
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as test_socket:

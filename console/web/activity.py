@@ -111,6 +111,8 @@ DESCRIPTIONS: dict[str, Promise] = {
 """Description by action. Placeholders are the event's target and data, see `describe`."""
 MEMBER_BUDGET = _("Changed the budget of %(member)s")
 """The description of `budget.changed` for the budget of one member."""
+NOTEBOOK_STOPPED = _("Stopped notebook %(target)s")
+"""The description of `job.cancelled` for a notebook, whose owner ends it so."""
 
 
 def describe(event: AuditEvent) -> str:
@@ -120,6 +122,8 @@ def describe(event: AuditEvent) -> str:
         return str(event)
     if event.action == "budget.changed" and event.data.get("member"):
         text = MEMBER_BUDGET
+    elif event.action == "job.cancelled" and event.data.get("is_notebook"):
+        text = NOTEBOOK_STOPPED
     role = event.data.get("to", "")  # the new role; other actions have another text there, such as a new name
     kind, _colon, number = event.target.partition(":")
     defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # if the event's data lacks them

@@ -44,7 +44,7 @@ from jobs import (
 )
 from jobs.diagnosis import Fix
 from jobs.failures import Explanation
-from jobs.models import Job
+from jobs.models import Job, title_of_reason
 from jobs.states import JobState
 from runtime.errors import RuntimeFault
 from storage import selectors as storage
@@ -110,7 +110,7 @@ def _shared_context(job: Job) -> dict[str, Any]:
     """Return the context of the header and most tabs: the job, its state, and until when its files are kept."""
     prefetch_related_objects([job], "attempts")
     summary = selectors.summary(job)
-    summary["attempts"] = [_attempt_row(attempt) for attempt in summary["attempts"]]
+    summary["attempts"] = [_attempt_row(job, attempt) for attempt in summary["attempts"]]
     return {
         "job": job,
         "summary": summary,
@@ -276,14 +276,14 @@ def _deletion_time(job: Job) -> datetime | None:
     return end if has_files else None
 
 
-def _attempt_row(attempt: dict[str, Any]) -> dict[str, Any]:
+def _attempt_row(job: Job, attempt: dict[str, Any]) -> dict[str, Any]:
     """Return an attempt with the values that its table row shows. A span is a time with a constant number of nodes."""
     spans = [
         span | {"seconds": (span["finished_at"] - span["started_at"]).total_seconds()} for span in attempt["spans"]
     ]
     started_at, checkpoint_at = attempt["started_at"], attempt["checkpoint_at"]
     return attempt | {
-        "reason_title": Job.Reasons(attempt["reason"]).label if attempt["reason"] else "",
+        "reason_title": title_of_reason(attempt["reason"], is_notebook=job.is_notebook),
         "ran_seconds": sum(span["seconds"] for span in spans) if spans else None,
         "spans": spans,
         # An older checkpoint was written by an earlier attempt.

@@ -127,11 +127,14 @@ def _row(notification: Notification) -> dict[str, Any]:
     """Return a notification as a row: a title with a link, what it is about (`text`), and a sentence (`detail`)."""
     data = notification.data
     amounts = {name: money(data[name], data["currency"]) for name in data if name.endswith("_minor")}
-    text, href, detail = "", "", ""
+    title, text, href, detail = _title(notification.kind), "", "", ""
     if notification.kind.startswith("job."):
+        is_notebook = data.get("is_notebook", False)
+        if is_notebook and notification.kind == "job.cancelled":
+            title = _("A notebook was stopped")
         text = f"#{data['job']} {data['name']}"
         href = reverse("job_detail", args=[data["job"]])
-        detail = end_sentence(data.get("reason", ""), is_free=data.get("charged_minor") == 0)
+        detail = end_sentence(data.get("reason", ""), is_free=data.get("charged_minor") == 0, is_notebook=is_notebook)
     elif notification.kind == "sweep.ended":
         text, detail = data["name"], sweep_end_sentence(data)
         href = reverse("sweep_detail", args=[data["sweep"]])
@@ -152,7 +155,7 @@ def _row(notification: Notification) -> dict[str, Any]:
         text, href = next(iter(amounts.values()), ""), reverse("wallet")
     return {
         "notification": notification,
-        "title": _title(notification.kind),
+        "title": title,
         "text": text,
         "detail": detail,
         "href": href,

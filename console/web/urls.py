@@ -110,6 +110,7 @@ WORKSPACES = [
     path("w/<slug:name>/new/", workspaces.workspace_new_entry, name="workspace_new_entry"),
     path("w/<slug:name>/move/", workspaces.workspace_move, name="workspace_move"),
     path("w/<slug:name>/copy/", workspaces.workspace_copy_entry, name="workspace_copy_entry"),
+    path("w/<slug:name>/existing/", workspaces.workspace_existing, name="workspace_existing"),
     path("w/<slug:name>/delete-entry/", workspaces.workspace_delete_entry, name="workspace_delete_entry"),
     path("w/<slug:name>/search/", workspaces.workspace_search, name="workspace_search"),
     path("w/<slug:name>/bin/", workspaces.workspace_bin, name="workspace_bin"),

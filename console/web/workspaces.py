@@ -46,12 +46,15 @@ from storage.downloads import download, show_image
 from storage.errors import FileChanged, FileMissing, NameTaken, NotText, WrongKind
 from storage.models import Workspace, WorkspaceImport
 from storage.notebooks import EXPORT_MARK, read_notebook, script_of
+from storage.paths import Kind
 from storage.previews import IMAGE_BYTES, image_type
 from storage.workspace_sources import start_workspace
 from storage.workspace_templates import templates
 
 PAGE_ROWS = 500
 """How many entries of a folder one page shows. Longer tables are slow in browsers."""
+MAX_EXISTING_NAMED = 10
+"""How many of the files that an upload would replace are named. The question shows no more."""
 SIGNATURE_BYTES = 16
 """How many bytes of a file `image_type` gets. The longest signature that it knows has 12."""
 EDITOR_MODES = {
@@ -317,6 +320,28 @@ def _conflict_response(workspace: Workspace, path: str, text: str) -> JsonRespon
         return JsonResponse({"message": str(error.message)}, status=400)
     lines = [[line.sign, line.text] for line in line_diff(old=stored.text, new=text)]
     return JsonResponse({"message": message, "text": stored.text, "version": stored.version, "diff": lines}, status=409)
+
+
+@require_POST
+@member(Capability.STORE)
+def workspace_existing(request: MemberRequest, name: str) -> JsonResponse:
+    """Return which files an upload would replace, at most MAX_EXISTING_NAMED, as a list: the page asks before.
+
+    The body is the JSON list of the uploaded files' paths. Paths that are invalid are left to the upload.
+    """
+    root = selectors.workspace_folder(_workspace(request, name))
+    try:
+        paths = [str(path) for path in json.loads(request.body)]
+    except (ValueError, TypeError, RecursionError):  # RecursionError: deeply nested JSON
+        return JsonResponse({"message": _("The upload was incomplete. Save again.")}, status=400)
+    existing: list[str] = []
+    for path in paths:
+        with suppress(CustomerError):
+            if files.stat(root=root, path=path).kind is not Kind.FOLDER:
+                existing.append(path)
+        if len(existing) == MAX_EXISTING_NAMED:
+            break
+    return JsonResponse(existing, safe=False)
 
 
 @require_GET

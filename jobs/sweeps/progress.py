@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import suppress
+from datetime import timedelta
 
 from celery import shared_task
 from django.db import transaction
@@ -26,7 +27,7 @@ from console.accounts.services import require_active
 from console.core.enqueue import send
 from console.core.errors import CustomerError
 from console.notifications import services as notifications
-from jobs import estimates, orders, packages, quotas
+from jobs import estimates, orders, packages, quotas, telemetry
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, QuotaExceeded
 from jobs.models import Job, MetricPoint, Sweep, Trial
 from jobs.purchase import parse
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 FAILING_TRIALS = 3
 """A sweep ends if at least this many trials have ended and all of them failed: then probably the script is at fault."""
+MAX_OUTPUT_DELAY = timedelta(minutes=10)
+"""How long after a trial's end its value waits for the rest of its output. `telemetry.read_rest` reads large outputs in
+minutes; a cluster that does not answer for longer must not keep the sweep open."""
 MAX_VALUES_JUDGED = 200
 """How many values of a trial's metric, from its first, a pruner compares. Scripts usually report one per epoch."""
 
@@ -70,8 +74,12 @@ def advance(*, sweep_pk: int) -> None:
 
 
 def record_ends(sweep: Sweep, plan: Plan) -> None:
-    """Store the outcome and the metric's value of trials whose jobs have ended."""
-    for trial in sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job"):
+    """Store the outcome and the metric's value of trials whose jobs have ended and whose output is read."""
+    ended = sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job")
+    for trial in ended.prefetch_related("job__attempts"):
+        is_unread = any(telemetry.has_rest(attempt) for attempt in trial.job.attempts.all())
+        if is_unread and timezone.now() - trial.job.finished_at < MAX_OUTPUT_DELAY:  # type: ignore[operator]
+            continue
         values = _values(trial, plan)
         value = values[-1] if values and math.isfinite(values[-1]) else None
         if trial.is_pruned and trial.job.state == JobState.CANCELLED:

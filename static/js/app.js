@@ -53,6 +53,8 @@ const confirmThen = (form, submitter) => {
   );
   const yes = dialog.querySelector("[data-confirm-yes]");
   yes.textContent = form.dataset.confirmYes;
+  const no = dialog.querySelector("[data-confirm-no]");
+  no.textContent = form.dataset.confirmNo ?? no.dataset.confirmNo;
   const word = form.dataset.confirmType;
   const typed = dialog.querySelector("[data-confirm-type]");
   const field = typed.querySelector("input");

@@ -236,6 +236,34 @@ const send = async (zone, files) => {
   }
 };
 
+/** Return the paths of files of the workspace that an upload would replace. Throws if they are unknown. */
+const existing = async (zone, form, files) => {
+  const paths = files.map(({ name }) => [zone.dataset.folder, name].filter(Boolean).join("/"));
+  const headers = { "Content-Type": "application/json", "X-CSRFToken": csrf() };
+  const response = await fetch(form.action, { method: "POST", headers, body: JSON.stringify(paths) });
+  if (!response.ok) throw new Error(response.statusText);
+  return response.json();
+};
+
+/** Ask before files of a workspace are replaced, also if it is unknown whether any is. Resolves to the answer. */
+const mayReplace = async (zone, files) => {
+  const form = document.getElementById("replace-files");
+  if (!form) return true; // a new version of a dataset replaces no file
+  const paths = await existing(zone, form, files).catch(() => null);
+  if (paths?.length === 0) return true;
+  form.dataset.confirmDetail = [form.dataset.detail, paths?.join(", ")].filter(Boolean).join(" ");
+  return new Promise((resolve) => {
+    const closed = () => resolve("confirmed" in form.dataset);
+    document.getElementById("confirm").addEventListener("hidden.bs.modal", closed, { once: true });
+    delete form.dataset.confirmed;
+    form.requestSubmit(); // app.js asks, and submits the form again after a yes
+  });
+};
+
+document.getElementById("replace-files")?.addEventListener("submit", (event) => {
+  if ("confirmed" in event.target.dataset) event.preventDefault();
+});
+
 /** Return the keys under which the browser stores unfinished uploads into a zone. */
 const storedKeys = (zone) =>
   Object.keys(localStorage).filter((name) => name.startsWith(`tus::tus-${target(zone)}-`) || name === storageKeyOf(target(zone)));
@@ -254,7 +282,7 @@ document.querySelectorAll("[data-upload]").forEach((zone) => {
     if (!files.length || "busy" in zone.dataset) return;
     zone.dataset.busy = "";
     try {
-      const isDone = await send(zone, files);
+      const isDone = (await mayReplace(zone, files)) && (await send(zone, files));
       delete zone.dataset.busy;
       if (isDone) location.reload();
       else display(zone).hide();

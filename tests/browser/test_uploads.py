@@ -82,6 +82,17 @@ def test_a_folder_is_uploaded_into_a_workspace_and_a_bad_file_is_refused(page, m
     expect(page.get_by_role("link", name="train.py")).to_be_visible()
     folder = selectors.workspace_folder(workspace)
     assert (folder / "lib" / "data.py").read_text() == "DATA = 1"
+    (tmp_path / "project" / "lib" / "data.py").write_text("DATA = 2")
+    for answer, text in (("Cancel", "DATA = 1"), ("Replace", "DATA = 2")):
+        page.locator("[data-pick=folder]").set_input_files(tmp_path / "project")
+        expect(page.get_by_role("dialog")).to_contain_text("lib/data.py")
+        if answer == "Replace":
+            with page.expect_navigation():  # the page is loaded again after the upload
+                page.get_by_role("button", name=answer).click()
+        else:
+            page.get_by_role("button", name=answer).click()
+            expect(page.get_by_role("dialog")).to_be_hidden()
+        assert (folder / "lib" / "data.py").read_text() == text
     (tmp_path / "bad.zip").write_text("no archive")
     strict_window.expected_error_status = 400
     page.goto(page.url_of("/datasets/d/digits/"))

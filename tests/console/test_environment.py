@@ -47,6 +47,10 @@ def environment(**variables):
         ("web_addresses", "minio:9000", (), "X has 'minio:9000', which does not begin with http:// or https://"),
         ("web_addresses", "https://user:secret@minio:9000", (), "X must not contain a user name"),
         ("web_addresses", "https://user:sec,ret@minio:9000", (), "X must not contain a user name"),
+        ("endpoint", "collector:4318", (), "X is 'collector:4318'. It must be http:// or https:// and a host"),
+        ("endpoint", "http://user:secret@collector", (), "X must not contain a user name"),
+        ("package_indexes", "pypi.example.com/simple", (), "X has 'pypi.example.com/simple'. Name addresses that"),
+        ("package_indexes", "https://user:secret@host/simple", (), "X must not contain a user name"),
         ("bind_address", "0.0.0.0", ("127.0.0.1:8000",), r"X is '0.0.0.0'. It must be .* such as 127.0.0.1:8000"),
         ("time_zone", "Mars/Base", ("UTC",), "X is 'Mars/Base'. It must be an IANA time zone"),
         ("time_zone", "../etc", ("UTC",), "X is '../etc'"),
@@ -75,6 +79,10 @@ def test_valid_values_are_read():
     assert env.web_address("URL") == "https://example.com:8443"
     assert environment(X="").web_address("X", "http://localhost", can_be_empty=True) == ""
     assert env.bind_address("BIND", "") == "[::1]:8000"
+    assert environment(X="https://otlp.example.com/a").endpoint("X") == "https://otlp.example.com/a"
+    indexes = ["https://pypi.org/simple", "file:///srv/wheels", "/srv/wheels"]
+    assert environment(X=",".join(indexes)).package_indexes("X") == indexes
+    assert (environment(X="").endpoint("X"), environment(X="").package_indexes("X")) == ("", [])
     assert env.mail_server("MAIL")["EMAIL_HOST_PASSWORD"] == "a/b"
     assert env.mail_server("MAIL")["EMAIL_USE_TLS"]
     assert env.mail_server("MISSING")["EMAIL_BACKEND"].endswith("console.EmailBackend")
@@ -90,6 +98,9 @@ def test_valid_values_are_read():
     ("name", "value", "sentence"),
     [
         ("LOG_LEVEL", "LOUD", "LOG_LEVEL is 'LOUD'. It must be one of: CRITICAL"),
+        ("SANDBOX_PORT", "80010", "SANDBOX_PORT is 80010. It must be at most 65535."),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318", "OTEL_EXPORTER_OTLP_ENDPOINT is 'collector:4318'."),
+        ("PACKAGE_INDEXES", "pypi.example.com", "PACKAGE_INDEXES has 'pypi.example.com'. Name addresses"),
         ("NOTEBOOK_URL", "http://user:secret@host/x", "NOTEBOOK_URL must not contain a user name, a password or an @."),
     ],
 )

@@ -249,6 +249,11 @@ def test_files_with_odd_names_are_listed_opened_and_deleted_and_a_nul_in_a_query
 def test_no_list_or_form_of_the_admin_causes_a_server_error(client):
     """Each request has the next text. The admin's code is the same for all models, so all texts reach it."""
     client.force_login(UserFactory(is_staff=True, is_superuser=True))
+    for route, _pattern in routes_of():
+        if route.startswith("admin/") and "<path:object_id>" in route:
+            for text in (ODD["nul"], ODD["no number"]):
+                path = "/" + route.replace("<path:object_id>", percent(text))
+                assert_no_server_error(client.get(path), path)
     texts = cycle(ODD.values())
     for model in filter(admin.site.is_registered, apps.get_models()):
         options = admin.site.get_model_admin(model)

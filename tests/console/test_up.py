@@ -48,6 +48,9 @@ def test_a_used_port_is_noticed_on_ipv4_and_ipv6(settings):
             with pytest.raises(supervisor.UpError, match=rf"{port} of {host} can't be used \(Address already in use"):
                 supervisor.require_free_ports()
         supervisor.require_free_ports()
+    settings.PAYMENTS_SANDBOX, settings.SANDBOX_PORT = True, port
+    with pytest.raises(supervisor.UpError, match=f"SANDBOX_PORT is {port}, the port of the console itself"):
+        supervisor.require_free_ports()
 
 
 def test_a_process_of_another_user_that_is_left_over_is_named():

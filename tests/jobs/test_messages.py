@@ -33,7 +33,7 @@ def test_everything_has_a_complete_sentence_in_every_language(language):
             assert event.startswith(messages.end_sentence(reason))
             assert event.endswith(messages.failure_sentence(LOST))
             sentences.append(event)
-        sentences += [messages.event_sentence(kind, {}) for kind in ("ordered", *(set(JobState) - ENDED))]
+        sentences += [messages.event_sentence(kind, {}) for kind in ("ordered", "installing", *(set(JobState) - ENDED))]
         starting = [messages.starting_sentence(code, data) for code, (data, _text) in STARTING.items()]
         starting += [messages.starting_sentence(code, {}) for code in STARTING]
     assert [text for text in sentences if not text.endswith((".", "。"))] == []

@@ -1,10 +1,13 @@
 """Packages of a requirements file: installed once for an organization, before the job that waits for them starts."""
 
+from datetime import timedelta
+
 import pytest
 
 from billing.models import Receipt
 from console.core.errors import InvalidInput
 from jobs import dispatch, free_estimates, orders, packages, reruns, selectors
+from jobs.errors import QuotaExceeded
 from jobs.models import Job, PackageLayer
 from jobs.run_specs import run_spec
 from jobs.states import EndReason, JobState
@@ -136,6 +139,25 @@ def test_a_failed_installation_ends_the_job_free_of_charge_with_its_reason(custo
     assert installer.end() == set()
     again.refresh_from_db()
     assert (again.state, again.awaits_packages) == (JobState.CANCELLED, False)
+
+
+def test_an_organization_has_packages_installed_only_so_often_a_day(customer, other, installer, settings):
+    settings.PACKAGE_INSTALLATIONS_PER_DAY = 2
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    installer.end("Because ujsson was not found …")
+    customer.job(requirements="requirements.txt")  # the second installation, of the same packages
+    customer.job(requirements="requirements.txt")  # it waits for the second one
+    held = customer.wallet.held_minor
+    customer.write("requirements.txt", "einops\n")
+    with pytest.raises(QuotaExceeded, match="installed for your organization 2 times in the last 24 hours"):
+        customer.job(requirements="requirements.txt")
+    assert customer.wallet.held_minor == held
+    assert customer.job().packages is None
+    other.write("requirements.txt", "einops\n")
+    assert other.job(requirements="requirements.txt").awaits_packages
+    Job.objects.filter(pk=job.pk).update(queued_at=job.queued_at - timedelta(days=1))
+    assert customer.job(requirements="requirements.txt").awaits_packages
 
 
 def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer):

@@ -85,6 +85,7 @@ def test_a_large_script_has_a_hash_and_a_huge_one_no_snapshot(client, customer):
     data = configuration(client, job)
     assert (data["script"], data["script_sha256"]) == (None, hashlib.sha256(text.encode()).hexdigest())
     os.truncate(customer.folder / "train.py", snapshots.HASH_LIMIT + 1)
+    assert configuration(client, job)["script_state"] == "changed"
     job = customer.job()
     assert job.script is None
     assert configuration(client, job)["script_state"] == "unknown"

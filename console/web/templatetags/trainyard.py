@@ -29,7 +29,7 @@ from console.accounts import zones
 from console.web import activity
 from jobs import selectors
 from jobs.messages import failure_sentence
-from jobs.models import Job
+from jobs.models import Job, title_of_state
 from jobs.purchase import FREE_ESTIMATE_MARK
 from jobs.states import JobState
 from runtime.specs import Framework
@@ -305,13 +305,13 @@ def _distance_element(at: datetime, seconds: int, zone: tzinfo, language: str) -
 
 
 @register.simple_tag
-def state_badge(state: str) -> SafeString:
+def state_badge(state: str, is_notebook: bool = False) -> SafeString:
     """Render a job's state as a coloured badge."""
-    return _render_state_badge(state, get_language())
+    return _render_state_badge(state, is_notebook, get_language())
 
 
 @cache
-def _render_state_badge(state: str, _language: str | None) -> SafeString:
+def _render_state_badge(state: str, is_notebook: bool, _language: str | None) -> SafeString:
     """Render the badge. The label is in the active language, which is a parameter to be part of the cache's key."""
     dot_class = "status-dot-animated" if JobState(state) in ACTIVE_STATES else ""
     return format_html(
@@ -319,7 +319,7 @@ def _render_state_badge(state: str, _language: str | None) -> SafeString:
         STATE_COLOURS[JobState(state)],
         state,
         dot_class,
-        Job.States(state).label,
+        title_of_state(state, is_notebook=is_notebook),
     )
 
 

@@ -47,8 +47,13 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
     saved = owner_page.post(save, {"text": "\r\nhi\r\n", "version": ""}, content_type="application/json").json()
     assert saved == {"message": "Saved.", "version": files.stat(root=customer.folder, path="notes/a.md").version}
     assert (customer.folder / "notes/a.md").read_bytes() == b"\r\nhi\r\n"
-    for invalid in ("{}", "[" * 100_000):  # deeply nested JSON too
-        assert owner_page.post(save, invalid, content_type="application/json").status_code == 400
+    existing = reverse("workspace_existing", args=["main"])
+    for url, invalid in ((save, "{}"), (save, "[" * 100_000), (existing, "1"), (existing, "[" * 100_000)):  # nested too
+        assert owner_page.post(url, invalid, content_type="application/json").status_code == 400
+
+    # What an upload of these would replace. A folder stays, and a path out of the workspace is the upload's to refuse.
+    paths = ["new.py", "notes/a.md", "notes", "../a"]
+    assert owner_page.post(existing, paths, content_type="application/json").json() == ["notes/a.md"]
 
     def send(name, source, target):
         form = {"source": source, "target": target}

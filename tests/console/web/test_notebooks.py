@@ -136,7 +136,7 @@ def test_an_error_is_shown_beside_its_field(owner_page, customer):
 
 
 def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_notebook(
-    api, customer, notebook, settings
+    api, customer, notebook, owner_page, settings
 ):
     client = api(customer.membership)
     shown = client.get(f"/api/v1/notebooks/{notebook.job_id}/").json()
@@ -148,6 +148,16 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_no
     assert (job.state, job.reason) == ("cancelled", "cancelled")
     receipt = client.get(f"/api/v1/jobs/{job.pk}/receipt/").json()
     assert 0 < receipt["total_minor"] <= shown["ceiling_minor"]
+    # Its owner ended it as intended, so people do not read that it was cancelled. The codes of the API stay.
+    places = {"notebook_list": [], "job_detail": [job.pk], "receipt_detail": [job.order.hold.receipt.pk]}
+    for page, arguments in places.items():
+        shown_page = owner_page.get(reverse(page, args=arguments)).text
+        assert ("Stopped" in shown_page, "Cancelled" in shown_page) == (True, False), page
+    # The page of all jobs offers a search for cancelled ones.
+    assert re.search(r'data-state="cancelled">(<[^>]+>)*Stopped<', owner_page.get(reverse("job_list")).text)
+    assert "The notebook was stopped. You pay" in owner_page.get(reverse("job_detail", args=[job.pk])).text
+    assert "A notebook was stopped" in owner_page.get(reverse("notification_list")).text
+    assert f"Stopped notebook #{job.pk}" in owner_page.get(reverse("audit_log")).text
     training = client.post("/api/v1/quotes/", customer.form(), format="json").json()["id"]
     quote = client.post("/api/v1/notebooks/quotes/", notebook_form(customer), format="json").json()["id"]
     for address, wrong in (("notebooks", training), ("orders", quote)):

@@ -65,7 +65,7 @@ ACTIONS = {
     "model_delete": ["net"], "model_version_delete": ["net", 1],
     "storage_restore": ["workspaces", 1], "storage_remove": ["workspaces", 1], "storage_remove_results": ["job"],
     "workspace_delete": ["main"], "workspace_new_entry": ["main"], "workspace_move": ["main"],
-    "workspace_delete_entry": ["main"], "workspace_copy_entry": ["main"],
+    "workspace_delete_entry": ["main"], "workspace_copy_entry": ["main"], "workspace_existing": ["main"],
     "workspace_bin_empty": ["main"], "workspace_bin_restore": ["main", 1],
     "workspace_bin_remove": ["main", 1], "workspace_save": ["main", "train.py"], "training_quote": [],
     "training_order": [], "training_pay": [], "training_free_estimate": [], "job_cancel": ["job"],
