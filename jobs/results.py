@@ -86,10 +86,13 @@ def count_storage(job_pk: int) -> None:
         catalog.measure_workspace(workspace=job.workspace)
 
 
-def measure(job: Job) -> None:
-    """Measure the files of a job's ended attempts, and count them against the quota. Safe to repeat."""
+def measure(job: Job, *, without: Attempt | None = None) -> None:
+    """Measure the files of a job's ended attempts, except `without`, and count them against the quota.
+
+    Safe to repeat.
+    """
     total = trees.Measurement(trees.Usage())
-    attempts = list(job.attempts.exclude(finished_at=None))
+    attempts = [attempt for attempt in job.attempts.exclude(finished_at=None) if attempt != without]
     for attempt in attempts:
         total += _run_usage(attempt)
     # Checkpoints and outputs are deleted together with the files of all attempts. Without these files there can only be
@@ -149,10 +152,15 @@ def measure_uncounted(attempts: list[Attempt]) -> None:
 
 
 def delete_run(attempt: Attempt) -> None:
-    """Delete the files of an ended attempt, and its job's checkpoints and outputs. Raises BackendUnavailable."""
-    cluster(attempt.backend).delete(attempt.run_name)
-    cluster(attempt.backend).delete_shared(checkpoint_key(attempt.job_id))
-    measure(attempt.job)
+    """Delete the files of an ended attempt, and its job's checkpoints and outputs. Raises BackendUnavailable.
+
+    Safe to repeat. Reconciliation repeats it while the cluster lists the run, so the run is deleted last.
+    """
+    backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
+    backend.delete_shared(key)
+    measure(attempt.job, without=attempt)
+    backend.delete(attempt.run_name)
+    backend.delete_shared(key)  # what processes on a lost machine have written until `delete` ended them
 
 
 def remove(*, job: Job, user: User | None) -> None:

@@ -29,6 +29,7 @@ from billing.errors import BookRefused, NotPriced
 from billing.selectors import default_currency
 from console.accounts.reports import Report, Table, show
 from console.core.readonly import row_or_404
+from runtime.backends.slurm.config import SlurmConfig
 
 PRICE_DECIMALS = 4
 """Decimals of a price in minor units, as many as its column has."""
@@ -119,10 +120,28 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return self._is_draft(obj) and bool(super().has_delete_permission(request, obj))
 
 
+class NodeSpecForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
+    """The form of a node spec."""
+
+    def clean(self) -> dict[str, Any] | None:
+        """Refuse parts of cores on Slurm, which gives whole ones: fewer nodes would fit than the console expects."""
+        cleaned_data = super().clean()
+        # The cores of an existing node spec are no field, since they stay as they were sold.
+        cpus = self.cleaned_data.get("cpus", self.instance.cpus)
+        name = self.cleaned_data.get("cluster") or next(iter(settings.TRAINYARD_CLUSTERS))
+        if cpus and cpus % 1 and isinstance(settings.TRAINYARD_CLUSTERS.get(name), SlurmConfig):
+            message = _(
+                "The cluster %(name)s uses Slurm, which assigns whole cores. Enter a whole number of CPU cores."
+            )
+            self.add_error("cpus" if "cpus" in self.fields else "cluster", message % {"name": name})
+        return cleaned_data
+
+
 @admin.register(models.NodeSpec)
 class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no types
     """Node specs."""
 
+    form = NodeSpecForm
     list_display = ("name", "title", "cluster", "cpus", "memory_mib", "gpus", "gpu_type", "position", "is_active")
     list_editable = ("position", "is_active")
     search_fields = ("name", "title")

@@ -5,10 +5,12 @@ Arguments: the socket's file descriptor, the folder with the logs, and the path 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 from tensorboard import default, program
+from tensorboard.compat.tensorflow_stub.io import gfile
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 
@@ -17,6 +19,15 @@ class QuietHandler(WSGIRequestHandler):
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Log nothing."""
+
+
+class RegularFiles(gfile.LocalFileSystem):  # type: ignore[misc]  # TensorBoard has no types
+    """Folders and regular files only. A run can create a FIFO, and opening it would wait for a writer forever."""
+
+    def exists(self, filename: bytes | str) -> bool:
+        """Return whether TensorBoard may open this file or folder. It asks before it opens one."""
+        # Not by `Path`, which takes no bytes, and raises an error for a folder that may not be searched.
+        return os.path.isfile(filename) or os.path.isdir(filename)  # noqa: PTH112, PTH113
 
 
 class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # TensorBoard has no types
@@ -47,6 +58,7 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
 def main() -> None:
     """Serve until the process is ended."""
     InheritedSocket.descriptor = int(sys.argv[1])
+    gfile.register_filesystem("", RegularFiles())  # "" stands for paths without a protocol, such as s3://
     # Only TensorBoard's own plugins, since plugins of other packages might show any file of the sandbox.
     board = program.TensorBoard(default.get_static_plugins(), server_class=InheritedSocket)
     # With `load_fast`, TensorBoard would read the logs in a second process, its data server. With `reload_multifile`,

@@ -34,6 +34,7 @@ from billing.models import (
     Voucher,
     WriteOff,
 )
+from runtime.backends.slurm.config import SlurmConfig
 from tests.billing.paying import balance
 from tests.billing.runs import give_credit, issue, run
 from tests.factories.accounts import OrganizationFactory, UserFactory
@@ -176,6 +177,17 @@ def test_a_node_spec_keeps_what_was_sold_under_its_name(admin):
     spec.refresh_from_db()
     assert (spec.title, spec.position, spec.is_active) == ("Renamed", 5, False)
     assert (spec.name, spec.cpus, spec.memory_mib, spec.gpus) == ("small", 1, 1024, 0)
+
+
+def test_a_node_spec_on_slurm_has_whole_cores(admin, settings):
+    settings.TRAINYARD_CLUSTERS = {"here": None, "hpc": SlurmConfig.from_data("hpc", {})}
+    form = {"name": "half", "title": "Half", "memory_mib": 1024, "gpus": 0, "position": 5, "cluster": "hpc"}
+    assert "whole number of CPU cores" in text(admin.post(address("nodespec", "add"), {**form, "cpus": "1.5"}))
+    assert admin.post(address("nodespec", "add"), {**form, "cpus": "2"}).status_code == 302
+    elsewhere = {**form, "name": "b", "cpus": "1.5", "cluster": ""}
+    assert admin.post(address("nodespec", "add"), elsewhere).status_code == 302
+    spec = NodeSpec.objects.get(name="b")
+    assert "whole number of CPU cores" in text(admin.post(address("nodespec", "change", spec.pk), form))
 
 
 def test_an_event_that_is_processed_again_credits_once(admin):

@@ -1,5 +1,7 @@
 """TensorBoard in a real browser, behind the console: a curve is drawn, and its page reaches nothing of the console."""
 
+import os
+
 import pytest
 from playwright.sync_api import expect
 
@@ -59,7 +61,9 @@ def test_tensorboard_draws_the_curves_of_one_job_and_of_several_but_reaches_noth
     runs = []
     for _run in range(2):
         attempt = customer.started()
-        write_scalars(customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard")
+        logs = customer.backend.run_folder(attempt.run_name) / "run" / "tensorboard"
+        write_scalars(logs)
+        os.mkfifo(logs / "events.out.tfevents.0")  # opening it would wait for a writer
         runs.append(attempt.job_id)
     log_in(strict_window.page.context, url, customer.membership.user)
     page = strict_window.page

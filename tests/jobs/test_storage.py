@@ -164,11 +164,23 @@ def test_results_of_a_run_count_until_they_are_removed(customer, monkeypatch):
         unreadable.setattr(trees, "measure", lambda **_root: trees.Measurement(trees.Usage(1, 2), is_complete=False))
         results.count_storage(job.pk)
     assert selectors.usage(customer.organization) == counted, "an incomplete measurement lowers no count"
-    results.remove(job=job, user=customer.membership.user)
+    delete = customer.backend.delete
+
+    def delete_and_die(name):
+        delete(name)
+        raise SystemExit
+
+    # Once the cluster does not list the run, nothing would repeat what a killed process has not done yet.
+    with monkeypatch.context() as dying:
+        dying.setattr(customer.backend, "delete", delete_and_die)
+        with pytest.raises(SystemExit):
+            results.remove(job=job, user=customer.membership.user)
+    assert not customer.backend.checkpoint_folder(results.checkpoint_key(job.pk)).exists()
     left = selectors.usage(customer.organization)
     assert counted.size_bytes - left.size_bytes == 5300
     assert counted.entry_count - left.entry_count == 7, "three files and four folders"
     assert not Allocation.objects.filter(key=results.allocation_key(job.pk)).exists()
+    results.remove(job=job, user=customer.membership.user)
     assert AuditEvent.objects.filter(action="job.results_removed", target=f"job:{job.pk}").exists()
 
 

@@ -188,11 +188,14 @@ class KubernetesBackend:
                 # The Pods are deleted before the Job. Otherwise the garbage collector would give them their full grace
                 # period, and a kubelet keeps the first grace period that it received.
                 self._delete_pods(job, 0)
+                # Before the Job, by which reconciliation finds the run if this process dies.
+                if self._folders is not None:
+                    self._folders.remove(name)
                 self._runs.delete_job(job)
                 self._delete_pods(job, 0)  # the Job controller may have created Pods in between
             self._delete_orphans(job["metadata"]["namespace"] if job is not None else self._config.namespace, name)
         if self._folders is not None:
-            self._folders.remove(name)
+            self._folders.remove(name)  # what Pods have written since
 
     def delete_shared(self, key: str) -> None:
         """See `Backend.delete_shared`."""

@@ -125,8 +125,11 @@ class SlurmBackend(FolderBackend):
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         run = self._find(name)
+        killed_job = run.job_id()
         run.kill()  # before the lock is taken, since it may wait long for the job's end
         with self._lock(name):
+            if run.job_id() != killed_job:  # another process has submitted the run meanwhile
+                run.kill()
             run.move_to_trash()
         self._trash.empty()
 

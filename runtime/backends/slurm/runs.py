@@ -111,6 +111,10 @@ class SlurmRun:
             raise RunNotFound(f"There is no run named '{self.name}'.")
         return data
 
+    def job_id(self) -> str:
+        """Return the id of the recorded job; empty if no submission is recorded."""
+        return str((_load_json(self.folder / "submission.json") or {}).get("job_id", ""))
+
     def spec(self) -> RunSpec:
         """Return the spec as submitted. Raises RunNotFound."""
         return RunSpec.from_json(json.dumps(self.submission()["spec"]))
@@ -286,7 +290,7 @@ class SlurmRun:
         if not self.folder.is_dir():
             return
         self._slurm.kill([f"--name={self.job_name}"])
-        job_id = str((_load_json(self.folder / "submission.json") or {}).get("job_id", ""))
+        job_id = self.job_id()
         give_up_at = time.monotonic() + _KILL_SECONDS
         while (job := self._slurm.jobs(max_age_seconds=0).get(job_id)) is not None and job.is_active:
             if time.monotonic() > give_up_at:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.backends.slurm import evidence, submission
-from runtime.backends.slurm.backend import _translate_sbatch_error
+from runtime.backends.slurm.backend import SlurmBackend, _translate_sbatch_error
 from runtime.backends.slurm.capacity import compute_capacity
 from runtime.backends.slurm.commands import CommandFailed, Slurm
 from runtime.backends.slurm.config import SlurmConfig
@@ -343,6 +343,24 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
         assert cancelled == ["7"], "the console tries again until Slurm has the request"
     # Another process that saw the end too may judge it otherwise. The records that were stored first stay.
     assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
+
+
+def test_a_run_that_is_submitted_while_it_is_deleted_keeps_no_job(tmp_path, monkeypatch):
+    backend = SlurmBackend(config=config(), root=tmp_path / "runs", images_root=tmp_path)
+    run = backend._find("job-1-1")
+    killed = []
+
+    def kill(run):
+        """Record the job that is killed. Another process completes its submission after the first call."""
+        killed.append(run.job_id())
+        if len(killed) == 1:
+            run.folder.mkdir()
+            run.record_submission(spec(), nonce="n", job_id="7")
+
+    monkeypatch.setattr(SlurmRun, "kill", kill)
+    backend.delete("job-1-1")
+    assert killed == ["", "7"]
+    assert not run.folder.exists()
 
 
 def test_slurm_is_asked_only_where_the_records_do_not_suffice():

@@ -125,11 +125,10 @@ def test_a_stopped_process_is_not_waited_for(warm_harness):
 
 
 @pytest.mark.slow
-def test_another_version_of_the_code_replaces_the_daemon(warm_harness):
+def test_another_version_of_the_code_replaces_the_daemon(warm_harness, monkeypatch):
     before = daemon_pid(warm_harness)
-    other = warm_harness.new_backend(warm_seconds=600)
-    other._pool._version = "another"
-    warm_harness.backend = other
+    monkeypatch.setattr("runtime.backends.local.warm_pool.client.code_version", lambda: "another")
+    warm_harness.backend = warm_harness.new_backend(warm_seconds=600)
     warm_harness.run(SHOW_PROGRAM)
     assert warm_harness.log() == "rank.py\n"
     wait_for(lambda: hostile.is_warm(warm_harness) and daemon_pid(warm_harness) != before, 30)
@@ -150,12 +149,12 @@ def test_an_idle_daemon_ends(harness):
 def test_an_image_whose_modules_fail_to_import_starts_cold(harness, monkeypatch):
     monkeypatch.setattr("runtime.images.recipes.preloads", lambda _name: ["no_such_module"])
     harness.backend = harness.new_backend(warm_seconds=600)
-    harness.backend._pool.prepare(harness.backend._fork_server(harness.spec().image))
+    harness.complete(SHOW_PROGRAM)
     log = harness.folder / "runs" / ".warm_pool" / "log"
     wait_for(lambda: log.exists() and "no_such_module" in log.read_text(), 30)
     assert not hostile.is_warm(harness)
-    harness.run(SHOW_PROGRAM)
-    assert harness.log() == "rank.py\n"
+    harness.run(SHOW_PROGRAM, name="job-2-1")
+    assert harness.log(name="job-2-1") == "rank.py\n"
 
 
 def test_modules_of_the_run_are_imported_and_come_before_those_of_the_image(warm_harness, tmp_path):

@@ -166,3 +166,27 @@ def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeyp
     unrepeated.measure_before_start()
     assert (unrepeated.is_measuring, unrepeated.check(1.0, Record(tmp_path, None, node=0, address=""))) == (False, None)
     assert large.has_filled_the_disk(), "the workspace was too large to be measured before the run, so in doubt it has"
+
+
+def test_a_disk_that_loses_more_than_the_run_may_add_is_measured_sooner_and_faster(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_STEP_SECONDS", 0.0)  # a step then ends after 128 entries
+    monkeypatch.setattr(disk, "_FIRST_STEP_SECONDS", 60.0)
+    monkeypatch.setattr(disk, "_PAUSE_FACTOR", 1e9)  # as for a folder that takes long to measure
+    free_mib = 100
+    monkeypatch.setattr(disk, "free_bytes", lambda _folder: free_mib << 20)
+    for number in range(300):
+        (tmp_path / str(number)).touch()
+    disk_limit = disk.DiskLimit(2 << 20, {"checkpoints": str(tmp_path)})
+    record = Record(tmp_path, None, node=0, address="")
+    disk_limit.measure_before_start()
+
+    def measuring_after(now):
+        assert disk_limit.check(now, record) is None
+        return disk_limit.is_measuring
+
+    assert [measuring_after(now) for now in (0.0, 0.25, 0.5, 5.0)] == [True, True, False, False]
+    free_mib -= 1  # less than the run may add
+    assert not measuring_after(6.0)
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    free_mib -= 3
+    assert disk_limit.check(7.0, record).data == {"used_mib": 3, "limit_mib": 2}

@@ -25,7 +25,7 @@ from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.errors import RuntimeFault
 
 _SOURCE_ROOT = Path(__file__).resolve().parents[4]  # the folder that contains the package `runtime`
-_PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files' times `_version` hashes
+_PACKAGE = _SOURCE_ROOT / "runtime"  # the package whose files' times `code_version` hashes
 # Python code that runs `main` of a module of `runtime.backends`; the module's name is filled in later.
 _COMMAND = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.backends.{{}} import main; main()"
 _END_SECONDS = 10.0
@@ -40,7 +40,7 @@ class WarmPool:
         self._root = root
         self._folder = root / protocol.FOLDER
         self._idle_seconds = idle_seconds
-        self._version = _version()
+        self._version = code_version()
 
     @contextlib.contextmanager
     def starting(self, request: StartRequest, fork_server: ForkServer | None, log: Path) -> Iterator[str]:
@@ -154,7 +154,7 @@ def network_gap() -> str:
     return result.stdout.strip() if not result.returncode else "The process that tries it failed."
 
 
-def _version() -> str:
+def code_version() -> str:
     """Return the version of this code: a hash of the interpreter's path and the source files' times.
 
     A daemon keeps running the code that it has loaded, so a daemon of another version must be replaced.
