@@ -150,7 +150,7 @@ def _show_quote(session: Session, quote: NotebookQuote) -> None:
     """Print a quote, unless the output is JSON."""
     if session.screen.is_json:
         return
-    show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)
+    show_lines(session.screen, quote, noun="notebook")
     session.screen.print(
         f"The notebook ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle."
     )

@@ -40,6 +40,7 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     started = shell("notebook", "start", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes")
     job = Job.objects.get()
     assert f"/notebooks/{job.pk}/open/" in started
+    assert "costs at least 0.05 USD" in started
     purchase = job.order.quote.purchase
     assert (purchase["idle_seconds"], purchase["node_spec"], job.order.quote.ceiling_minor) == (1200, "nano", 100)
     assert [each["id"] for each in shell.json("notebook", "list")] == [job.pk]

@@ -51,6 +51,7 @@ def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(pag
     assert 'value="LR"' in new
     assert f"{page.job.nodes} × {page.job.node_spec.title}" in new
     card = page.quote(LR, HIDDEN, {"name": "", "low": "7"})  # a row without a name is ignored
+    assert 'data-minimum="5"' in card
     order = {name: re.search(rf'name="{name}" value="([^"]+)"', card)[1] for name in ("quote", "idempotency_key")}
     addresses = {page("sweep_order", **order)["HX-Redirect"] for _twice in range(2)}
     sweep = Sweep.objects.get()
