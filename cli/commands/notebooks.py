@@ -10,7 +10,7 @@ import click
 
 from ..client import Client
 from ..errors import JOB_FAILED, InvalidChoice
-from ..schemas import Notebook, NotebookQuote
+from ..schemas import Notebook, NotebookExtensionQuote, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
 from .runs import confirm_purchase, show_lines, to_minor
@@ -151,6 +151,8 @@ def _show_quote(session: Session, quote: NotebookQuote) -> None:
     if session.screen.is_json:
         return
     show_lines(session.screen, quote, noun="notebook")
+    if isinstance(quote, NotebookExtensionQuote):
+        session.screen.print(f"More time adds at most {money(quote.added_minor, quote.currency)}.")
     session.screen.print(
         f"The notebook ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle."
     )
