@@ -37,7 +37,9 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     assert "inspected_job: This job does not exist." in shell.stderr
     assert not Job.objects.exists()
     shell.pauses = StartsNotebook(customer, monkeypatch)
-    started = shell("notebook", "start", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes")
+    started = shell(
+        "notebook", "start", "--node-spec", "nano", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes"
+    )
     job = Job.objects.get()
     assert f"/notebooks/{job.pk}/open/" in started
     assert "costs at least 0.05 USD" in started
