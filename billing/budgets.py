@@ -22,6 +22,7 @@ from billing.amounts import money
 from billing.costs import month_of
 from billing.errors import BudgetExceeded, NoWallet
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold
+from billing.pricing import round_minor
 from console.accounts.models import Membership, Organization, User
 from console.accounts.services import record_audit_event
 from console.core.errors import InvalidInput
@@ -148,8 +149,11 @@ class Runway:
 
     @property
     def is_low(self) -> bool:
-        """Return whether the wallet covers less than `LOW_BALANCE_DAYS` of recent spend; False without spend."""
-        return self.daily_minor > 0 and self.account.available_minor < self.daily_minor * LOW_BALANCE_DAYS
+        """Return whether the wallet covers less than `LOW_BALANCE_DAYS` of recent spend.
+
+        False without spend, and if the daily spend is so small that it is shown as 0.
+        """
+        return round_minor(self.daily_minor) > 0 and self.account.available_minor < self.daily_minor * LOW_BALANCE_DAYS
 
     @property
     def days_left(self) -> int:

@@ -312,12 +312,13 @@ class Receipt:
 
 @dataclass(frozen=True)
 class NotebookQuote:
-    """The price of a notebook, which ends after `deadline_seconds` at the latest."""
+    """The price of a notebook, at least `minimum_minor`. It ends after `deadline_seconds` at the latest."""
 
     id: str
     currency: str
     lines: tuple[Line, ...]
     refusal: str
+    minimum_minor: int
     ceiling_minor: int
     deadline_seconds: int
     expires_at: str
@@ -360,7 +361,7 @@ class SweepEstimate:
 
 @dataclass(frozen=True)
 class SweepQuote:
-    """The price of a sweep. `trials` is the maximum number of trials."""
+    """The price of a sweep. `trials` is the maximum number of trials, each of which costs at least `minimum_minor`."""
 
     id: str
     currency: str
@@ -368,6 +369,7 @@ class SweepQuote:
     estimate: SweepEstimate
     trials: int
     refusal: str
+    minimum_minor: int
     ceiling_minor: int
     expires_at: str
 

@@ -34,6 +34,9 @@ class NotebookQuoteSerializer(serializers.ModelSerializer[Quote]):
     """A quote of a notebook. Its lines sum to the ceiling, for the whole time limit."""
 
     lines = LineSerializer(many=True)
+    minimum_minor = serializers.IntegerField(
+        source="terms.minimum_minor", help_text="A notebook that used any time costs at least this."
+    )
     refusal = serializers.SerializerMethodField(
         help_text="Why the quote can't be bought now, for example a budget; empty if it can."
     )
@@ -41,7 +44,7 @@ class NotebookQuoteSerializer(serializers.ModelSerializer[Quote]):
     class Meta:
         model = Quote
         fields: tuple[str, ...] = (
-            "id", "currency", "lines", "refusal", "ceiling_minor", "deadline_seconds", "expires_at",
+            "id", "currency", "lines", "refusal", "minimum_minor", "ceiling_minor", "deadline_seconds", "expires_at",
         )  # fmt: skip
 
     def get_refusal(self, quote: Quote) -> str:

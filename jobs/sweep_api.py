@@ -40,13 +40,18 @@ class SweepQuoteSerializer(serializers.ModelSerializer[Quote]):
     lines = LineSerializer(many=True)
     estimate = SweepEstimateSerializer(source="*")
     trials = serializers.IntegerField(source="purchase.sweep.trials", help_text="Maximum number of trials.")
+    minimum_minor = serializers.IntegerField(
+        source="terms.minimum_minor", help_text="Each trial that used any time costs at least this."
+    )
     refusal = serializers.SerializerMethodField(
         help_text="Why the quote can't be bought now, for example a budget; empty if it can."
     )
 
     class Meta:
         model = Quote
-        fields = ("id", "currency", "lines", "estimate", "trials", "refusal", "ceiling_minor", "expires_at")
+        fields = (
+            "id", "currency", "lines", "estimate", "trials", "refusal", "minimum_minor", "ceiling_minor", "expires_at",
+        )  # fmt: skip
 
     def get_refusal(self, quote: Quote) -> str:
         """Return why the quote cannot be bought; empty if it can."""

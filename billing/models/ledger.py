@@ -64,7 +64,7 @@ class Account(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"{self.organization or 'platform'} · {self.kind} · {self.currency}"
+        return f"{self.organization or _('platform')} · {self.get_kind_display()} · {self.currency}"
 
     @property
     def available_minor(self) -> int:

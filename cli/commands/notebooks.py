@@ -10,7 +10,7 @@ import click
 
 from ..client import Client
 from ..errors import JOB_FAILED, InvalidChoice
-from ..schemas import Notebook, NotebookQuote
+from ..schemas import Notebook, NotebookExtensionQuote, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
 from .runs import confirm_purchase, show_lines, to_minor
@@ -29,7 +29,7 @@ def notebook() -> None:
 @notebook.command()
 @click.option("--workspace", default="main", show_default=True, help="Where JupyterLab opens and saves files.")
 @click.option("--image", default="pytorch", show_default=True, help="An image with JupyterLab.")
-@click.option("--node", help="The node spec. Default: the first one on offer.")
+@click.option("--node-spec", help="The node spec. Default: the first on sale.")
 @click.option("--dataset", "datasets", multiple=True, metavar="NAME[@VERSION]", help="A dataset to mount; repeatable.")
 @click.option("--requirements", default="", metavar="PATH", help="A requirements file inside the workspace.")
 @click.option(
@@ -52,7 +52,7 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     Exit status: 0 JupyterLab runs, 3 the notebook ended before it ran, 5 above --max-ceiling.
     """
     client, screen = session.connect(), session.screen
-    node = options["node"] or next((spec.name for spec in client.node_specs()), "")
+    node = options["node_spec"] or next((spec.name for spec in client.node_specs()), "")
     form = {name: options[name] for name in ("workspace", "image")} | {"node_spec": node}
     form |= {"datasets": list(options["datasets"])}
     form |= {name: options[name] for name in ("requirements", "inspected_job")}
@@ -150,7 +150,9 @@ def _show_quote(session: Session, quote: NotebookQuote) -> None:
     """Print a quote, unless the output is JSON."""
     if session.screen.is_json:
         return
-    show_lines(session.screen, quote.lines, quote.ceiling_minor, quote.currency)
+    show_lines(session.screen, quote, noun="notebook")
+    if isinstance(quote, NotebookExtensionQuote):
+        session.screen.print(f"More time adds at most {money(quote.added_minor, quote.currency)}.")
     session.screen.print(
         f"The notebook ends after {quote.deadline_seconds / 3600:g} hours at the latest, earlier when idle."
     )

@@ -13,7 +13,7 @@ import click
 from .. import sync as workspace_sync
 from ..client import Client
 from ..errors import DETACHED, JOB_CANCELLED, JOB_FAILED, CliError, InvalidChoice, TooExpensive
-from ..schemas import Job, Line, NotebookExtensionQuote, NotebookQuote, Quote, SweepQuote
+from ..schemas import Job, NotebookExtensionQuote, NotebookQuote, Quote, SweepQuote
 from ..screen import Screen, decimals, money
 from ..session import Session, json_option, pass_session, yes_option
 from ..watch import Watch
@@ -175,7 +175,7 @@ def show_quote(screen: Screen, quote: Quote) -> None:
     """Print a quote."""
     if screen.is_json:
         return
-    show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
+    show_lines(screen, quote, noun="run")
     estimate = quote.estimate
     screen.print(
         f"Probably {money(estimate.p50_minor, quote.currency)}, high estimate "
@@ -185,14 +185,17 @@ def show_quote(screen: Screen, quote: Quote) -> None:
         screen.print(sentence, style="yellow")
 
 
-def show_lines(screen: Screen, lines: tuple[Line, ...], ceiling_minor: int, currency: str) -> None:
-    """Print the lines of a quote, and the ceiling that they sum to."""
+def show_lines(screen: Screen, quote: Quote | SweepQuote | NotebookQuote, *, noun: str) -> None:
+    """Print the lines of a quote, the ceiling that they sum to, and the minimum charge of a `noun`."""
     rows = [
-        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, currency))
-        for line in lines
+        (line.title, f"{line.quantity} {line.unit.replace('_', ' ')}", money(line.amount_minor, quote.currency))
+        for line in quote.lines
     ]
-    rows.append(("Ceiling, never exceeded", "", money(ceiling_minor, currency)))
+    rows.append(("Ceiling, never exceeded", "", money(quote.ceiling_minor, quote.currency)))
     screen.table(("Item", "Quantity", "Amount"), rows, title="Quote", right_aligned=("Quantity", "Amount"))
+    if quote.minimum_minor:
+        minimum = money(quote.minimum_minor, quote.currency)
+        screen.print(f"A {noun} that used any time costs at least {minimum}.")
 
 
 def confirm_purchase(

@@ -214,7 +214,7 @@ def _show_quote(screen: Screen, quote: SweepQuote) -> None:
     """Print a quote, unless the output is JSON."""
     if screen.is_json:
         return
-    show_lines(screen, quote.lines, quote.ceiling_minor, quote.currency)
+    show_lines(screen, quote, noun="trial")
     screen.print(
         f"At most {quote.trials} trials, together probably {money(quote.estimate.p50_minor, quote.currency)}, "
         f"high estimate {money(quote.estimate.p90_minor, quote.currency)}."

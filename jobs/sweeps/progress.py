@@ -207,7 +207,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     if sweep.placed_by is None:
         raise ChoiceUnavailable(_("The account of the person who bought this sweep was deleted."))
     data = {name: value for name, value in sweep.quote.purchase.items() if name != "sweep"}
-    data["name"] = f"{sweep.name[:80]} #{number + 1}"  # cut, because a job's name has at most 100 characters
+    data["name"] = f"{sweep.name[:80]} trial {number}"  # cut, because a job's name has at most 100 characters
     # All trials read the versions of datasets and models that the sweep's quote names.
     purchase = parse(
         organization=organization, data=apply_parameters(data, suggestion.parameters), uses_given_versions=True

@@ -240,6 +240,9 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
     def add(amount):
         return admin.post(address("writeoff", "add"), form(amount))
 
+    chinese = admin.get(address("writeoff", "add"), headers={"Accept-Language": "zh-hans"})
+    assert f"{account.organization} · 应收款 · USD" in text(chinese)
+
     def clean_slowly(checked_form):
         """Check the form. Meanwhile another administrator writes 2000 off."""
         data = clean(checked_form)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from django.core import mail
@@ -161,6 +162,8 @@ class TestLowWallet:
         runway = self.spend(account, 100)
         # 6100 in the last 14 days are 436 a day, so 2800 last for six days.
         assert (account.available_minor, runway.is_low, runway.days_left) == (2800, True, 6)
+        # A run of 5 in two weeks is 0.36 a day, which would be shown as 0.
+        assert not budgets.Runway(Account(), Decimal(5) / budgets.SPEND_DAYS).is_low
 
     def test_is_mailed_once_until_it_is_filled_and_low_again(self, owner, account):
         self.spend(account, 9000)

@@ -37,14 +37,18 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     assert "inspected_job: This job does not exist." in shell.stderr
     assert not Job.objects.exists()
     shell.pauses = StartsNotebook(customer, monkeypatch)
-    started = shell("notebook", "start", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes")
+    started = shell(
+        "notebook", "start", "--node-spec", "nano", "--hours", "2", "--idle-minutes", "20", "--ceiling", "1.00", "--yes"
+    )
     job = Job.objects.get()
     assert f"/notebooks/{job.pk}/open/" in started
+    assert "costs at least 0.05 USD" in started
     purchase = job.order.quote.purchase
     assert (purchase["idle_seconds"], purchase["node_spec"], job.order.quote.ceiling_minor) == (1200, "nano", 100)
     assert [each["id"] for each in shell.json("notebook", "list")] == [job.pk]
     assert job.name in shell("notebook", "list")
     shell("notebook", "extend", job.pk, "--hours", "1", "--max-ceiling", "0.01", status=5)
+    assert "More time adds at most 0.90 USD." in shell.stdout
     assert shell.json("notebook", "extend", job.pk, "--hours", "1", "--yes")["ceiling_minor"] == 190  # an hour costs 90
     assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
 

@@ -149,8 +149,8 @@ def test_a_token_of_the_environment_is_only_for_its_own_console(tmp_path):
 @pytest.mark.parametrize(
     ("words", "options", "status"),
     [
-        (("notebook", "start", "--node", "nano", "--hours", "nan"), {}, 2),
-        (("notebook", "start", "--node", "nano", "--idle-minutes", "inf"), {}, 2),
+        (("notebook", "start", "--node-spec", "nano", "--hours", "nan"), {}, 2),
+        (("notebook", "start", "--node-spec", "nano", "--idle-minutes", "inf"), {}, 2),
         (("notebook", "extend", 1, "--hours", "1e308"), {}, 2),
         (("workspace", "sync", "--workspace", "\udcff"), {}, 2),  # an argument that is not UTF-8
         (("login", "https://a.example.com"), {"text": b"\xff"}, 2),

@@ -75,8 +75,11 @@ def test_a_notebook_is_bought_once_from_a_workspace_and_offered_again(owner_page
 
 def test_a_notebook_that_is_bought_again_has_the_same_times(owner_page, customer):
     bought = sell_notebook(customer, max_seconds=1200, idle_seconds=100)  # neither is a round number of units
-    form = form_of(owner_page.get(reverse("notebook_new"), {"again": bought.job_id}).text)
-    assert 'name="quote"' in owner_page.post(reverse("notebook_quote"), form, headers=HTMX).text
+    page = owner_page.get(reverse("notebook_new"), {"again": bought.job_id}).text
+    assert "data-discount" not in page  # a notebook has one node
+    form = form_of(page)
+    card = owner_page.post(reverse("notebook_quote"), form, headers=HTMX).text
+    assert ('name="quote"' in card, 'data-minimum="5"' in card) == (True, True)
     again = Quote.objects.latest("created_at").purchase
     assert (again["max_seconds"], again["idle_seconds"]) == (1200, 100)
 

@@ -51,6 +51,7 @@ def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(pag
     assert 'value="LR"' in new
     assert f"{page.job.nodes} × {page.job.node_spec.title}" in new
     card = page.quote(LR, HIDDEN, {"name": "", "low": "7"})  # a row without a name is ignored
+    assert 'data-minimum="5"' in card
     order = {name: re.search(rf'name="{name}" value="([^"]+)"', card)[1] for name in ("quote", "idempotency_key")}
     addresses = {page("sweep_order", **order)["HX-Redirect"] for _twice in range(2)}
     sweep = Sweep.objects.get()
@@ -69,7 +70,9 @@ def test_a_sweep_is_bought_once_from_a_job_and_its_page_shows_the_best_trial(pag
     shown = owner_page.get(reverse("sweep_detail", args=[sweep.pk])).content.decode()
     assert "every 3s" not in shown
     assert "All trials have ended." in shown
-    assert reverse("job_publish", args=[sweep.trials.get(number=2).job_id]) in shown
+    best = sweep.trials.get(number=2)
+    assert reverse("job_publish", args=[best.job_id]) in shown
+    assert best.job.name == "search trial 2"  # the number that the page of the sweep shows
     chart = json.loads(re.search(r'id="sweep-data"[^>]*>(.*?)</script>', shown)[1])
     assert owner_page.get(chart["trials"]).json()["results"][2]["is_best"]
     trial_page = owner_page.get(reverse("job_detail", args=[sweep.trials.first().job_id])).content.decode()
