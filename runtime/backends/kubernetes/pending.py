@@ -27,10 +27,11 @@ _MAX_DETAIL_LENGTH = 500
 shows to people."""
 
 # Patterns for the free text in which container runtimes and registries report a failed pull. `classify_pull_error`
-# applies them.
+# applies them to the text without its quoted references and addresses, whose names may have any of these words.
+_QUOTED_NAME = re.compile(r'"[^"\s]*"')
 _NETWORK_ERROR = re.compile(
     r"dial tcp|no such host|i/o timeout|timed? ?out|deadline exceeded|connection re(?:fused|set)|no route|unreachable|"
-    r"x509|tls|certificate|\beof\b|toomanyrequests|too many requests|50[0-9]|server misbehaving|lookup .* on",
+    r"x509|\btls\b|certificate|\beof\b|toomanyrequests|too many requests|\b50[0-9]\b|server misbehaving|lookup .* on",
     re.IGNORECASE,
 )
 _NAME_ERROR = re.compile(
@@ -116,17 +117,18 @@ def explain_waiting(
         if shortage_message and not capacity.nodes_ever(request.resources, request.kind):
             return Waiting(WaitingCode.TOO_LARGE, {}, f"No machine of this cluster is that large: {shortage_message}")
     if messages:
-        return _explain_unscheduled(pods[0], messages[0], config=config, machines=machines, nodes=len(messages))
+        message = shortage_message or messages[0]
+        return _explain_unscheduled(pods[0], message, config=config, machines=machines, nodes=len(messages))
     return _explain_starting(nodes, pods)
 
 
 def classify_pull_error(message: str) -> WaitingCode:
     """Return IMAGE_NAME, IMAGE_CREDENTIALS or IMAGE_NETWORK, by the message of a failed pull.
 
-    Name errors have priority. Messages about them may also name a network error of another try, and registries report
-    a hidden repository as both missing and denied.
+    Name errors have priority. A message about one may also contain a network error, because the runtime tried another
+    address too, and registries report a hidden repository as both missing and denied.
     """
-    text, is_ambiguous = _AMBIGUOUS_PREFIX.subn("", message)
+    text, is_ambiguous = _AMBIGUOUS_PREFIX.subn("", _QUOTED_NAME.sub("", message))
     if _NETWORK_ERROR.search(text) and not _NAME_ERROR.search(text):
         return WaitingCode.IMAGE_NETWORK
     if _NAME_ERROR.search(text) or (is_ambiguous and not _CREDENTIALS_REFUSED.search(text)):
@@ -153,6 +155,7 @@ def find_termination(
         # starts a new one instead.
         message = "The queue preempted the run, because another run needs its quota."
         return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
+    # `is_failing`: the Job controller already ends the Job.
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None
     scheduled_pods = [pod for pod in pods.values() if pod.machine]
@@ -202,8 +205,9 @@ def _explain_image(pod: Object, events: Sequence[Object]) -> Waiting | None:
             message = str(state.get("message") or "")
             pull_events = [text for text in _messages(events, {"Failed"}) if "pull" in text]
             # During back-off, older kubelets report the pull's error only in an event.
-            if pull_events and not _ANY_PULL_ERROR.search(message):
+            if pull_events and not _ANY_PULL_ERROR.search(_QUOTED_NAME.sub("", message)):
                 message = pull_events[-1]
+            # ErrImageNeverPull: the policy forbids a pull, and the machine has no image of that name.
             is_name_error = state["reason"] in {"InvalidImageName", "ErrImageNeverPull"}
             code = WaitingCode.IMAGE_NAME if is_name_error else classify_pull_error(message)
             sentence = f"The image {image} cannot be pulled: {message.strip() or state['reason']}"
@@ -238,7 +242,8 @@ def _explain_unscheduled(
     """Return what the unscheduled Pods wait for, by the scheduler's `message` about one of them.
 
     `pod` is any Pod of the run, since all request the same. `machines` are those that the run may use; None if they are
-    not known. `nodes` is the number of unscheduled Pods.
+    not known. `nodes` is the number of unscheduled Pods. In the data, `free` is the largest amount on one machine; of
+    GPUs it is the sum of all machines.
     """
     requests = pod["spec"]["containers"][0]["resources"]["requests"]
     missing_resources = set(_INSUFFICIENT.findall(message))

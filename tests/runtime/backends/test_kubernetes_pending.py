@@ -176,6 +176,7 @@ PULL_ERRORS = {
         "failed to authorize: failed to fetch oauth token: unexpected status: 401 Unauthorized",
         "unexpected status from HEAD request to https://r/v2/x/manifests/1: 403 Forbidden",
         "Head https://r/v2/: no basic auth credentials",
+        'failed to resolve "r:5000/tls/not-found@sha256:0503": HEAD http://r:5000/v2/: 401 Unauthorized',
     ],
     Code.IMAGE_NETWORK: [
         'failed to do request: Head "https://r/v2/x": dial tcp: lookup r on 10.0.0.10:53: no such host',
