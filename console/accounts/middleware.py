@@ -30,9 +30,9 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class NulByteMiddleware:
-    """Refuses addresses with a NUL byte, which PostgreSQL rejects.
+    """Refuses query strings with a NUL byte, and such paths of `/admin/`, because PostgreSQL rejects that byte.
 
-    Forms and API fields are checked where they are parsed. The admin would pass paths and query strings on unchecked.
+    Forms, API fields and other paths are checked where they are parsed. The admin would pass it on unchecked.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -41,7 +41,7 @@ class NulByteMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Return a 400, or pass the request on."""
         query = request.META.get("QUERY_STRING", "")
-        if "%00" in query or "\0" in query + request.path:
+        if "%00" in query or "\0" in query or ("\0" in request.path and request.path.startswith("/admin/")):
             raise BadRequest("The address has a NUL byte.")
         return self.get_response(request)
 
