@@ -1,8 +1,9 @@
-"""Suggestions of a sweep with 1,000 past trials, beside an Optuna study that stays in memory.
+"""Time to suggest a trial after 1,000 past trials, compared with an Optuna study that stays in memory.
 
 make bench NAME=sweeps (QUICK=1 for fewer rounds)
 
 The console rebuilds the study from the trials for each suggestion, because any process may make the next suggestion.
+The study has one goal: costs do not count.
 The baseline keeps an Optuna study with the same trials in memory, and only its `ask` is measured. The space has four
 parameters: a learning rate on a logarithmic scale, a width, an optimizer to choose, and a momentum that applies to only
 one of the optimizers.
@@ -70,7 +71,7 @@ def measure() -> dict[str, list[float]]:
 
 
 def past_trials(parameters: Any, method: Any) -> list[Any]:
-    """Return trials that a sweep of this method has ended, each with the state of its sampler."""
+    """Return ended trials of a sweep with this method, each with the state of the sampler after it."""
     from jobs.sweeps import suggestions  # noqa: PLC0415 - Django must be set up first
 
     values = random.Random(1)  # noqa: S311 - values of a metric, not secrets

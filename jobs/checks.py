@@ -190,7 +190,7 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     attempt = job.attempts.last()
     if attempt is None:
         return {}
-    ranks = min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)
+    ranks = min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)  # the ranks that this attempt has
     reports = {}
     with (
         # The settings no longer name the cluster; or there is no such folder, or the run's code replaced it by a link.
@@ -223,7 +223,7 @@ def _findings(name: str, folder: int) -> list[dict[str, Any]] | None:
 
 def _job_columns(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
-    # All checks of an image count as runs of the same code.
+    # Estimates learn from the runs with the same `code_key`: here from all checks of the image.
     code_key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
         "name": f"Check of {placement.image.name}",  # `selectors.title_of` shows it in the reader's language

@@ -37,8 +37,8 @@ from storage.paths import open_folder
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 256 * 1024
-"""Bytes of each source that one read takes, so that one run delays others little. The next read continues there. They
-can have 12,000 points, which take half a second of CPU time."""
+"""Bytes of each source that one read takes, so that one run delays others little. The next read continues after them.
+They can contain 12,000 points, which take half a second of CPU time."""
 MAX_POINTS = 50_000
 """Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
 point is stored. So curves keep their full length. Pages show only a thousand points per curve."""
@@ -60,8 +60,8 @@ MAX_LINE_LENGTH = 2000
 MAX_FINAL_READS = 320
 """Maximum reads of an ended run's output. 256 reads cover the largest log, of 64 MiB; the others are to spare."""
 FINAL_READ_SECONDS = 5.0
-"""How long the end of a run waits for the reading of its output, since the ends of other runs wait, too. A run may have
-written millions of points in its last second, which take minutes to read. `read_rest` reads the others later."""
+"""Longest wait of a run's end for the reading of its output: the ends of other runs wait behind it. A run may
+have written millions of points in its last second, which take minutes to read. `read_rest` reads the others later."""
 MAX_FOLDER_NAME_LENGTH = 40
 """Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
 CURVE_NAME = re.compile(r"\w[\w ./:-]{0,99}")
@@ -262,9 +262,9 @@ def _store_reads_left(attempt: Attempt, reads_left: int) -> None:
 
 @shared_task
 def read_rest(attempt_pk: int) -> None:
-    """Continue `ingest_all`. Each message works for a few seconds, so that other tasks get their turn.
+    """Continue `ingest_all`. Each task reads for a few seconds and sends the next, so that other tasks get their turn.
 
-    If the message is lost or the cluster does not answer, `reconciliation.delete_old_runs` sends it again.
+    If the task is lost or the cluster does not answer, `reconciliation.delete_old_runs` sends it again.
     """
     attempt = Attempt.objects.filter(pk=attempt_pk).first()
     if attempt is None or not has_rest(attempt):
@@ -347,7 +347,7 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollecto
 def _read_metrics_file(run_folder: Path, cursor: dict[str, Any], collector: PointCollector) -> None:
     """Read new complete lines of METRICS_FILE."""
     offset = int(cursor.get("metrics", 0))
-    data = _read_metrics(run_folder, offset)
+    data = _metrics_bytes(run_folder, offset)
     complete_bytes = data.rfind(b"\n") + 1  # up to the end of the last complete line
     if complete_bytes == 0 and len(data) < MAX_READ_BYTES:
         return
@@ -437,7 +437,7 @@ def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
     MetricPoint.objects.bulk_create(rows, batch_size=1000)
     epoch = min(collector.finished_epochs, job.epochs)  # a script may run more epochs than were ordered
     # A retry that starts anew does not reduce the progress.
-    # The job may have ended: `read_rest` reads what its run reported last.
+    # No condition on the state: the job may have ended, and `read_rest` stores what its run reported last.
     if epoch > job.epoch:
         Job.objects.filter(pk=job.pk, epoch__lt=epoch).update(epoch=epoch, progress=epoch / job.epochs)
 
@@ -466,7 +466,7 @@ def _canonical_name(name: str) -> str:
     return "_".join(full.get(word, word) for word in words if word)
 
 
-def _read_metrics(run_folder: Path, offset: int) -> bytes:
+def _metrics_bytes(run_folder: Path, offset: int) -> bytes:
     """Read up to MAX_READ_BYTES of METRICS_FILE from `offset`. Return nothing for links, pipes and missing files."""
     with (
         contextlib.suppress(OSError, StorageError),  # the run's code has removed `run` or replaced it by a link

@@ -1,7 +1,7 @@
 """Merge the records of a run's nodes, as their supervisors wrote them, into one RunStatus. Pure.
 
-All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a last record.
-Reports by other nodes of that loss are only effects. If an elastic run continued without a lost node, that loss is not
+All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a last record. What
+other nodes report about that loss is only an effect. If an elastic run continued without a lost node, that loss is not
 a cause.
 
 A launcher's report alone never makes a run free of charge: customer code runs beside the launcher and can keep
@@ -160,7 +160,7 @@ def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
     for record in records:
         for cause in record["causes"]:
             is_about_another_node = _is_about_another_node(cause, record)
-            if cause.get("node") not in members | {None}:
+            if cause.get("node") not in members | {None}:  # None: a cause that is no single node's
                 continue
             if is_about_another_node and cause.get("node") in explained_nodes:
                 continue
@@ -172,7 +172,8 @@ def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
 def _blame_code_for_report(cause: Cause, record: RecordData) -> Cause:
     """Turn an unconfirmed report about other nodes into a failure of the code; return any other cause unchanged.
 
-    Only customer code can keep launchers from reaching each other while all supervisors live.
+    Only customer code can keep launchers from reaching each other while all supervisors live: it has killed a launcher,
+    or cut it off from the others. NODES_NOT_MET is such a report, too, also about the node's own launcher.
     """
     if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
         return cause

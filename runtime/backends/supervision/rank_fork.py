@@ -63,8 +63,8 @@ class ForkServerConnection:
         child of the caller, so that its number cannot be reused. `limits` are those of each rank, as
         `resource_limits.kernel_limits` returns them, and `cgroups` the folders of the node's control groups.
 
-        If this fails, it raises nothing, and the ranks' end of the socket pair is closed. The launcher then finds that
-        no rank answers, and starts the ranks cold.
+        If this fails, it raises nothing. This process always closes its copy of the ranks' end of the socket pair, and
+        then nobody has another one: the launcher finds that no rank answers, and starts the ranks cold.
         """
         with self._connection, self._ranks_end, contextlib.suppress(OSError):
             pidfd = os.pidfd_open(init_pid)
