@@ -16,6 +16,7 @@ from runtime.packages import builder, layers
 from runtime.packages.builder import InstallResult
 from runtime.packages.layers import Layer
 from runtime.specs import Outcome
+from storage.models import Image
 from tests.factories.jobs import Customer
 from tests.racing import together
 
@@ -171,6 +172,13 @@ def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(cu
     job.refresh_from_db()
     # The customer does not read what failed on the platform.
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
+    own = Image.objects.get(pk=job.image_id)
+    own.pk, own.organization, own.name = None, customer.organization, "own"
+    own.save()
+    Job.objects.filter(pk=job.pk).update(image=own)
+    with pytest.raises(QuotaExceeded):  # code in a customer's own image could have reported a fault that did not happen
+        customer.job(requirements="requirements.txt")
+    Job.objects.filter(pk=job.pk).update(image=job.image)
     assert customer.job(requirements="requirements.txt").awaits_packages, "it does not count for the limit"
     packages.advance()
     installer.end("Because ujsson was not found …")
