@@ -188,6 +188,9 @@ def _require_installation_left(organization: Organization) -> None:
     """Raise QuotaExceeded if the orders of the last 24 hours caused as many installations as the settings allow."""
     limit = settings.PACKAGE_INSTALLATIONS_PER_DAY
     recent = Job.objects.filter(organization=organization, queued_at__gt=timezone.now() - timedelta(days=1))
+    # A fault of the platform may not use up the customer's limit. A job that ended so before it started had one. Code
+    # in a customer's own image can report a fault that did not happen, so those count.
+    recent = recent.exclude(reason=EndReason.PLATFORM_ERROR, started_at=None, image__organization=None)
     if recent.filter(events__kind=INSTALLATION).count() >= limit:
         sentence = _(
             "Packages were installed for your organization %(most)d times in the last 24 hours, which is the limit. "

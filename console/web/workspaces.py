@@ -54,7 +54,10 @@ from storage.workspace_templates import templates
 PAGE_ROWS = 500
 """How many entries of a folder one page shows. Longer tables are slow in browsers."""
 MAX_EXISTING_NAMED = 10
-"""How many of the files that an upload would replace are named. The question shows no more."""
+"""How many of the files that an upload would replace are named, before an ellipsis. The question shows no more."""
+MAX_PATHS_LOOKED_UP = 20_000
+"""Of how many files of an upload is looked up whether they exist: that takes half a second. A request of the size that
+the server accepts could name a million."""
 SIGNATURE_BYTES = 16
 """How many bytes of a file `image_type` gets. The longest signature that it knows has 12."""
 EDITOR_MODES = {
@@ -325,21 +328,26 @@ def _conflict_response(workspace: Workspace, path: str, text: str) -> JsonRespon
 @require_POST
 @member(Capability.STORE)
 def workspace_existing(request: MemberRequest, name: str) -> JsonResponse:
-    """Return which files an upload would replace, at most MAX_EXISTING_NAMED, as a list: the page asks before.
+    """Return which files an upload would replace, as a list: the page asks before.
 
-    The body is the JSON list of the uploaded files' paths. Paths that are invalid are left to the upload.
+    After MAX_EXISTING_NAMED files an ellipsis stands for the others. The answer is null for more than
+    MAX_PATHS_LOOKED_UP paths; the page then asks without names. The body is the JSON list of the uploaded files' paths.
+    Paths that are invalid are left to the upload.
     """
     root = selectors.workspace_folder(_workspace(request, name))
     try:
         paths = [str(path) for path in json.loads(request.body)]
     except (ValueError, TypeError, RecursionError):  # RecursionError: deeply nested JSON
         return JsonResponse({"message": _("The upload was incomplete. Save again.")}, status=400)
+    if len(paths) > MAX_PATHS_LOOKED_UP:
+        return JsonResponse(None, safe=False)
     existing: list[str] = []
     for path in paths:
         with suppress(CustomerError):
             if files.stat(root=root, path=path).kind is not Kind.FOLDER:
                 existing.append(path)
-        if len(existing) == MAX_EXISTING_NAMED:
+        if len(existing) > MAX_EXISTING_NAMED:
+            existing[-1] = "…"
             break
     return JsonResponse(existing, safe=False)
 

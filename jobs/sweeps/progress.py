@@ -74,10 +74,15 @@ def advance(*, sweep_pk: int) -> None:
 
 
 def record_ends(sweep: Sweep, plan: Plan) -> None:
-    """Store the outcome and the metric's value of trials whose jobs have ended and whose output is read."""
+    """Store the outcome and the metric's value of trials whose jobs have ended and whose output is read.
+
+    A trial that failed or was cancelled has no value, so nothing waits for its output. Waiting would keep its place and
+    the sweep's hold.
+    """
     ended = sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job")
     for trial in ended.prefetch_related("job__attempts"):
-        is_unread = any(telemetry.has_rest(attempt) for attempt in trial.job.attempts.all())
+        can_have_value = trial.is_pruned or trial.job.state == JobState.SUCCEEDED
+        is_unread = can_have_value and any(telemetry.has_rest(attempt) for attempt in trial.job.attempts.all())
         if is_unread and timezone.now() - trial.job.finished_at < MAX_OUTPUT_DELAY:  # type: ignore[operator]
             continue
         values = _values(trial, plan)

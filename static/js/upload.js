@@ -236,7 +236,7 @@ const send = async (zone, files) => {
   }
 };
 
-/** Return the paths of files of the workspace that an upload would replace. Throws if they are unknown. */
+/** Return the paths of files of the workspace that an upload would replace. Returns null or throws if they are unknown. */
 const existing = async (zone, form, files) => {
   const paths = files.map(({ name }) => [zone.dataset.folder, name].filter(Boolean).join("/"));
   const headers = { "Content-Type": "application/json", "X-CSRFToken": csrf() };

@@ -16,6 +16,7 @@ from runtime.packages import builder, layers
 from runtime.packages.builder import InstallResult
 from runtime.packages.layers import Layer
 from runtime.specs import Outcome
+from storage.models import Image
 from tests.factories.jobs import Customer
 from tests.racing import together
 
@@ -160,7 +161,8 @@ def test_an_organization_has_packages_installed_only_so_often_a_day(customer, ot
     assert customer.job(requirements="requirements.txt").awaits_packages
 
 
-def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer):
+def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer, settings):
+    settings.PACKAGE_INSTALLATIONS_PER_DAY = 1
     form = customer.form(requirements="requirements.txt")  # a free estimate waits for its packages too
     job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
     for number in range(packages.MAX_FAULTS):
@@ -170,6 +172,18 @@ def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(cu
     job.refresh_from_db()
     # The customer does not read what failed on the platform.
     assert (job.state, job.reason, job.detail) == (JobState.FAILED, EndReason.PLATFORM_ERROR, "")
+    own = Image.objects.get(pk=job.image_id)
+    own.pk, own.organization, own.name = None, customer.organization, "own"
+    own.save()
+    Job.objects.filter(pk=job.pk).update(image=own)
+    with pytest.raises(QuotaExceeded):  # code in a customer's own image could have reported a fault that did not happen
+        customer.job(requirements="requirements.txt")
+    Job.objects.filter(pk=job.pk).update(image=job.image)
+    assert customer.job(requirements="requirements.txt").awaits_packages, "it does not count for the limit"
+    packages.advance()
+    installer.end("Because ujsson was not found …")
+    with pytest.raises(QuotaExceeded):
+        customer.job(requirements="requirements.txt")
 
 
 def test_refusals_are_shown_at_the_field(customer, settings, tmp_path, monkeypatch):

@@ -169,19 +169,20 @@ def test_stopping_cancels_open_trials_and_returns_the_rest(sweeper, customer):
 
 def test_a_trial_counts_when_all_of_its_output_is_read_or_after_a_limit(sweeper, customer, monkeypatch):
     monkeypatch.setattr(telemetry, "FINAL_READ_SECONDS", -1)  # the end of a run reads once, and leaves the rest
-    sweep = sweeper.buy(trials=2, concurrency=2)
-    read, stuck = sweep.trials.order_by("number")
+    sweep = sweeper.buy(trials=3, concurrency=3)
+    read, stuck, failed = sweep.trials.order_by("number")
     for trial in (read, stuck):
         sweeper.run(trial, 0.5)
+    sweeper.run(failed, 0.5, outcome=Outcome.CODE_FAILED)  # it has no value to wait for
     attempt = read.job.attempts.get()
     customer.backend.write(attempt.run_name, "epoch 2 accuracy 0.75\n")
     progress.advance(sweep_pk=sweep.pk)
-    assert set(sweep.trials.values_list("outcome", flat=True)) == {""}
+    assert list(sweep.trials.order_by("number").values_list("outcome", flat=True)) == ["", "", "failed"]
     while telemetry.has_rest(attempt := read.job.attempts.get()):
         telemetry.read_rest(attempt.pk)
     Job.objects.filter(pk=stuck.job_id).update(finished_at=timezone.now() - progress.MAX_OUTPUT_DELAY)
     progress.advance(sweep_pk=sweep.pk)
-    assert list(sweep.trials.order_by("number").values_list("value", flat=True)) == [0.75, 0.5]
+    assert list(sweep.trials.order_by("number").values_list("value", flat=True)) == [0.75, 0.5, None]
 
 
 def test_a_script_that_always_fails_ends_the_sweep(sweeper):

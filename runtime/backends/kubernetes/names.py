@@ -76,7 +76,9 @@ _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
-"""Hex digits that distinguish namespaces whose changed slugs are equal: 40 bits make a collision very unlikely."""
+"""Hex digits that distinguish namespaces whose changed slugs are equal. A collision of 40 bits by chance is very
+unlikely. A customer could search for one, and would share the other organization's limit of pods, but nothing else:
+each run has its own NetworkPolicy and objects."""
 _LIKE_A_DIGEST = re.compile(rf"-[0-9a-f]{{{_SLUG_DIGEST_LENGTH}}}\Z")
 """The end of a name with a digest."""
 

@@ -38,7 +38,7 @@ def test_a_dataset_is_created_and_deleted(owner_page):
     assert Dataset.objects.get().deleted_at is not None
 
 
-def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(customer, owner_page):
+def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(customer, owner_page, monkeypatch):
     entry = reverse("workspace_new_entry", args=["main"])
     assert owner_page.post(entry, {"folder": "", "name": "notes", "kind": "folder"}).status_code == 302
     created = owner_page.post(entry, {"folder": "notes", "name": "a.md", "kind": "file"})
@@ -52,8 +52,15 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
         assert owner_page.post(url, invalid, content_type="application/json").status_code == 400
 
     # What an upload of these would replace. A folder stays, and a path out of the workspace is the upload's to refuse.
-    paths = ["new.py", "notes/a.md", "notes", "../a"]
-    assert owner_page.post(existing, paths, content_type="application/json").json() == ["notes/a.md"]
+    would_replace = lambda *paths: owner_page.post(existing, paths, content_type="application/json").json()
+    assert would_replace("new.py", "notes/a.md", "notes", "../a") == ["notes/a.md"]
+    with monkeypatch.context() as patch:
+        patch.setattr(workspaces, "MAX_EXISTING_NAMED", 1)
+        assert would_replace("notes/a.md") == ["notes/a.md"]
+        assert would_replace("notes/a.md", "notes/a.md") == ["notes/a.md", "…"]
+        patch.setattr(workspaces, "MAX_PATHS_LOOKED_UP", 2)
+        assert would_replace("a", "b") == []
+        assert would_replace("a", "b", "c") is None, "it is unknown, so the page asks"
 
     def send(name, source, target):
         form = {"source": source, "target": target}
