@@ -102,6 +102,8 @@ def test_a_grant_moves_money_once(admin):
     data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
     for amount in ("0", "-5", "abc", "1.505", str(10**30)):
         assert admin.post(add, data | {"amount": amount}).status_code == 200  # the form is shown again
+    limited = text(admin.post(add, data | {"amount": "1000000.01"}))
+    assert "The amount must be at most $1,000,000.00." in limited
     assert not Transaction.objects.exists()
     for _ in range(3):  # the administrator clicks more than once
         assert admin.post(add, data).status_code == 302
