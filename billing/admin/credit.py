@@ -24,6 +24,7 @@ from billing.amounts import money
 from billing.ledger import wallet_account
 from billing.selectors import default_currency, wallet
 from console.accounts.models import User
+from console.accounts.services import record_audit_event
 from console.core.readonly import ReadOnlyInline
 
 
@@ -217,12 +218,25 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         """Preset the currency of new wallets."""
         return {"currency": default_currency()}
 
-    def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], _change: Any) -> None:
-        """Generate a missing code and record the author."""
+    def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], change: Any) -> None:
+        """Generate a missing code and record the author, also in the audit log."""
         obj.code = obj.code or credit.new_code()
         obj.currency = obj.currency.upper()  # upper case, as wallets store it
         obj.created_by = obj.created_by or cast("User", request.user)
         obj.save()
+        if not change:
+            record_audit_event(
+                organization=None,  # any organization may redeem it
+                actor=obj.created_by,
+                action="voucher.created",
+                target=f"voucher:{obj.pk}",  # not the code, which is worth money
+                data={
+                    "amount_minor": obj.amount_minor,
+                    "currency": obj.currency,
+                    "max_uses": obj.max_uses,
+                    "reason": obj.reason,
+                },
+            )
 
     @admin.action(description=_("End (no further redemptions)"), permissions=("change",))
     def end(self, _request: HttpRequest, vouchers: QuerySet[models.Voucher]) -> None:
