@@ -13,7 +13,7 @@ from datetime import date, timedelta
 from decimal import Decimal
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, Min, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -33,7 +33,7 @@ THRESHOLDS = (50, 80, 100)
 MAX_BUDGET_MINOR = 10**12
 """Largest budget: ten billion dollars, above any real one and far below the limit of the 64-bit column."""
 SPEND_DAYS = 14
-"""Days over which recent spend is averaged: two weeks level out weekends."""
+"""Most days over which recent spend is averaged: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Q(user__memberships__organization=F("organization"))
 """Condition for the budgets of organizations (`user` is None) and of current members. The budget of a member who leaves
 is kept, and applies again if the member returns."""
@@ -145,7 +145,7 @@ class Runway:
 
     account: Account
     daily_minor: Decimal
-    """Average daily charges of the last `SPEND_DAYS` days, in minor units."""
+    """Average daily charges of the last `SPEND_DAYS` days, of a new customer since the first charge, in minor units."""
 
     @property
     def is_low(self) -> bool:
@@ -162,10 +162,18 @@ class Runway:
 
 
 def runway_of(account: Account) -> Runway:
-    """Return how long the wallet lasts at the spend of the last SPEND_DAYS days."""
-    since = timezone.now() - timedelta(days=SPEND_DAYS)
-    spent = account.holds.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor", default=0))
-    return Runway(account, Decimal(spent["total"]) / SPEND_DAYS)
+    """Return how long the wallet lasts at the spend of the last SPEND_DAYS days.
+
+    For a new customer, average only over the time since the first charge, at least one day, as `costs.forecast` does.
+    """
+    now = timezone.now()
+    since = now - timedelta(days=SPEND_DAYS)
+    charged = account.holds.filter(charged_minor__gt=0)
+    recent = charged.filter(ended_at__gte=since).aggregate(total=Sum("charged_minor", default=0), first=Min("ended_at"))
+    period = timedelta(days=SPEND_DAYS)
+    if recent["first"] and not charged.filter(ended_at__lt=since).exists():
+        period = max(now - recent["first"], timedelta(days=1))
+    return Runway(account, recent["total"] / Decimal(str(period / timedelta(days=1))))
 
 
 # --- Periodic checks, called by Celery beat ---------------------------------------------------------------------------

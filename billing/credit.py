@@ -26,6 +26,7 @@ from billing.errors import VoucherRefused
 from billing.models import Account, CreditGrant, CreditUse, Hold, Voucher
 from billing.policy import policy
 from console.accounts.models import Organization, ServiceAccount, User
+from console.accounts.services import record_audit_event
 
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """32 letters and digits, without I, O, 0 and 1, which look alike."""
@@ -48,10 +49,12 @@ _SPENDING_ORDER = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
 @transaction.atomic
-def grant(*, credit_grant: CreditGrant, user: User | None, account: Account) -> CreditGrant:
+def grant(
+    *, credit_grant: CreditGrant, user: User | None, account: Account, action: str = "credit.granted"
+) -> CreditGrant:
     """Store an unsaved grant and post its amount to the wallet. Idempotent on the grant's id.
 
-    `user` is the administrator who grants it, None if the system does.
+    `user` is the administrator who grants it, None if the system does. `action` names it in the audit log.
     """
     # Locked first, so a concurrent call with the same grant waits and then finds it.
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
@@ -65,6 +68,17 @@ def grant(*, credit_grant: CreditGrant, user: User | None, account: Account) -> 
         kind="credit",
         description=credit_grant.reason,
         entries=[(account, credit_grant.amount_minor), (source, -credit_grant.amount_minor)],
+    )
+    record_audit_event(
+        organization=credit_grant.organization,
+        actor=user or credit_grant.received_by,
+        action=action,
+        target=f"grant:{credit_grant.pk}",
+        data={
+            "amount_minor": credit_grant.amount_minor,
+            "currency": account.currency,
+            "reason": credit_grant.reason,
+        },
     )
     return credit_grant
 
@@ -87,7 +101,7 @@ def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
     )
     try:
         with transaction.atomic():  # a savepoint: a violated constraint must not abort the caller's transaction
-            return grant(credit_grant=lot, user=None, account=account)
+            return grant(credit_grant=lot, user=None, account=account, action="credit.trial_granted")
     except IntegrityError as error:
         # The names of two constraints begin so: one trial for an organization, and one for a person.
         if "one_trial_for" not in str(error):
@@ -161,7 +175,7 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
         expires_at=now + timedelta(days=voucher.credit_days) if voucher.credit_days else None,
         received_by=user,
     )
-    return grant(credit_grant=lot, user=None, account=account)
+    return grant(credit_grant=lot, user=None, account=account, action="credit.redeemed")
 
 
 def _refused(sentence: str) -> VoucherRefused:

@@ -94,6 +94,7 @@ def _send_dispute(dispute: Dispute) -> bool:
             "organization": organization,
             "amount": money(dispute.amount_minor, dispute.top_up.currency),
             "paid_at": dispute.top_up.paid_at,
+            "is_lost": dispute.state == Dispute.States.LOST,  # the bank may decide before the email is sent
             "url": f"{settings.TRAINYARD_URL}/wallet/",
         }
         subject = _("A payment by %(organization)s was disputed") % {"organization": organization}

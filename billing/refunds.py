@@ -25,6 +25,7 @@ from billing.errors import Parked, PaymentRefused, PaymentUnavailable, Quarantin
 from billing.models import Account, AutoTopUp, Refund, TopUp
 from billing.payments import step_sentence
 from console.accounts.models import User
+from console.accounts.services import record_audit_event
 
 MAX_FAILURES = 3
 """Failed refunds of a top-up after which `pay_back` stops trying: its card probably no longer exists, so a person must
@@ -85,10 +86,7 @@ def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UU
         if amount_minor % currencies.step(locked.currency):
             sentence = step_sentence(locked.currency)
             raise RefundRefused(sentence, fields={"amount_minor": sentence})
-        row = Refund.objects.create(
-            pk=key or uuid4(), top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user
-        )
-        _debit_wallet(row)
+        row = _create(pk=key or uuid4(), top_up=locked, amount_minor=amount_minor, reason=reason, requested_by=user)
     submit(refund=row, is_retry=False)
     row.refresh_from_db()
     return row
@@ -111,8 +109,7 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
             amount = min(left, refundable_minor(top_up)) if not _is_paused(top_up) else 0
             amount -= amount % currencies.step(top_up.currency)
             if amount > 0:
-                rows.append(Refund.objects.create(top_up=top_up, amount_minor=amount, reason=reason))
-                _debit_wallet(rows[-1])
+                rows.append(_create(top_up=top_up, amount_minor=amount, reason=reason))
                 left -= amount
     for row in rows:
         submit(refund=row, is_retry=False)
@@ -177,14 +174,13 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
         if refund_object["amount"] > _unrefunded_minor(top_up):
             # Another refund may have failed. Its event, which frees its amount, may still arrive.
             raise Parked(f"The refund of {refund_object['amount']} exceeds the known refundable rest of the top-up.")
-        row = Refund.objects.create(
+        row = _create(
             top_up=top_up,
             amount_minor=refund_object["amount"],
             reason=_("Refunded at the payment provider"),
             refund_id=refund_object["id"],
             state=Refund.States.PENDING,
         )
-        _debit_wallet(row)
     elif (row.top_up_id, row.amount_minor) != (top_up.pk, refund_object["amount"]):
         raise Quarantined(
             f"Refund {row.pk} of {row.amount_minor} differs from the provider's ({refund_object['amount']})."
@@ -193,8 +189,12 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     _set_state(row, state, refund_id=str(refund_object["id"]), failure=failure)
 
 
-def _debit_wallet(row: Refund) -> None:
-    """Debit a refund, and switch automatic top-ups off, which would charge the refunded amount again."""
+def _create(**columns: Any) -> Refund:
+    """Store a refund, debit the wallet and record it in the audit log.
+
+    Automatic top-ups are switched off, because they would charge the refunded amount again.
+    """
+    row = Refund.objects.create(**columns)
     receivables.withdraw(
         account=row.top_up.account,
         amount_minor=row.amount_minor,
@@ -203,6 +203,14 @@ def _debit_wallet(row: Refund) -> None:
         description=gettext_noop("Refund of a top-up"),
     )
     AutoTopUp.objects.filter(account=row.top_up.account, is_on=True).update(is_on=False, last_failure="refunded")
+    record_audit_event(
+        organization=row.top_up.account.organization,
+        actor=row.requested_by,
+        action="refund.started",
+        target=f"refund:{row.pk}",
+        data={"amount_minor": row.amount_minor, "currency": row.top_up.currency, "reason": row.reason},
+    )
+    return row
 
 
 def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = None, failure: str = "") -> None:

@@ -25,6 +25,7 @@ from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError
 from console.core.readonly import LargeTableAdmin, ReadOnlyAdmin, ReadOnlyInline, row_or_404
 from jobs import estimates, models, operations, orders, selectors
+from jobs.messages import event_sentence
 from jobs.sweeps.purchase import stop_sweep_as_operator
 from runtime.specs import Framework
 
@@ -66,13 +67,18 @@ class EventInline(ReadOnlyInline):
     """Events of a job."""
 
     model = models.JobEvent
-    fields = ("created_at", "kind", "attempt", "actor", "details")
+    fields = ("created_at", "sentence", "attempt", "actor", "details")
     hide_title = True  # the title would be `str(event)`, which reads the job for each row
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[models.JobEvent]:
-        """Return the events with the people who caused them."""
+        """Return the events with the people who caused them, and with the job, whose kind their sentences need."""
         events: QuerySet[models.JobEvent] = super().get_queryset(request)
-        return events.select_related("actor")
+        return events.select_related("actor", "job")
+
+    @admin.display(description=gettext_lazy("what happened"))
+    def sentence(self, event: models.JobEvent) -> str:
+        """Return what the customer reads on the page of the job."""
+        return event_sentence(event.kind, event.data, is_notebook=event.job.is_notebook)
 
     @admin.display(description=gettext_lazy("details"))
     def details(self, event: models.JobEvent) -> str:

@@ -592,7 +592,9 @@ def event_sentence(
         "installing": _("The packages of %(path)s are installed first.") % {"path": data.get("path", "")},
         "starting": _("Capacity is allocated. The nodes are starting."),
         "running": _("Running on all nodes. Charging starts now."),
-        "stopping": _("Cancelling. The code has a short time to write a checkpoint."),
+        "stopping": _("JupyterLab is stopping.")
+        if is_notebook
+        else _("Cancelling. The code has a short time to write a checkpoint."),
         "runs_snapshot": _("The script %(path)s was changed after the order. The job runs a copy of the ordered one.")
         % {"path": data.get("path", "")},
         "stopped_by_operator": _("An administrator stopped this job: %(why)s") % {"why": data.get("why", "")},

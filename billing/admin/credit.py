@@ -8,19 +8,23 @@ from typing import Any, cast
 from uuid import uuid4
 
 from django import forms
+from django.conf import settings
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from billing import credit, models
 from billing.admin.amounts import AmountForm, ShowsAmounts
+from billing.amounts import money
 from billing.ledger import wallet_account
 from billing.selectors import default_currency, wallet
 from console.accounts.models import User
+from console.accounts.services import record_audit_event
 from console.core.readonly import ReadOnlyInline
 
 
@@ -31,11 +35,23 @@ class CreditUseInline(ShowsAmounts, ReadOnlyInline):
     fields = ("hold", "reserved_minor", "used_minor")
 
 
+MAX_CREDIT_TOP_UPS = 100
+"""Largest credit, as a multiple of the largest top-up: a million dollars with the default settings. A grant cannot be
+edited or deleted, so a slip of the keyboard must not be saved. More credit takes several grants."""
 ALREADY_SUBMITTED = _("This form was already submitted with different values. Reload the page and try again.")
 
 
-class ExpiryForm(AmountForm):
-    """A form with an amount that may expire."""
+class CreditForm(AmountForm):
+    """A form with an amount of credit, which may expire."""
+
+    def clean(self) -> dict[str, Any]:
+        """Refuse an amount that no customer is given."""
+        data = super().clean()
+        maximum_minor = MAX_CREDIT_TOP_UPS * settings.TOP_UP_MAXIMUM_MINOR
+        if data.get("amount_minor", 0) > maximum_minor:
+            most = money(maximum_minor, self.currency(data))
+            self.add_error("amount", gettext("The amount must be at most %(most)s.") % {"most": most})
+        return data
 
     def clean_expires_at(self) -> datetime | None:
         """Refuse an expiry in the past, unless it is unchanged. The grant would be useless from the start."""
@@ -45,7 +61,7 @@ class ExpiryForm(AmountForm):
         return expires_at
 
 
-class GrantForm(ExpiryForm):
+class GrantForm(CreditForm):
     """The form of a new credit. Submitting it twice grants one credit."""
 
     key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid4)
@@ -135,7 +151,7 @@ class RedemptionInline(ShowsAmounts, ReadOnlyInline):
     fields = ("organization", "received_by", "amount_minor", "used_minor", "created_at")
 
 
-class VoucherForm(ExpiryForm):
+class VoucherForm(CreditForm):
     """The form of a voucher."""
 
     class Meta:
@@ -202,12 +218,25 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         """Preset the currency of new wallets."""
         return {"currency": default_currency()}
 
-    def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], _change: Any) -> None:
-        """Generate a missing code and record the author."""
+    def save_model(self, request: HttpRequest, obj: models.Voucher, _form: ModelForm[Any], change: Any) -> None:
+        """Generate a missing code and record the author, also in the audit log."""
         obj.code = obj.code or credit.new_code()
         obj.currency = obj.currency.upper()  # upper case, as wallets store it
         obj.created_by = obj.created_by or cast("User", request.user)
         obj.save()
+        if not change:
+            record_audit_event(
+                organization=None,  # any organization may redeem it
+                actor=obj.created_by,
+                action="voucher.created",
+                target=f"voucher:{obj.pk}",  # not the code, which is worth money
+                data={
+                    "amount_minor": obj.amount_minor,
+                    "currency": obj.currency,
+                    "max_uses": obj.max_uses,
+                    "reason": obj.reason,
+                },
+            )
 
     @admin.action(description=_("End (no further redemptions)"), permissions=("change",))
     def end(self, _request: HttpRequest, vouchers: QuerySet[models.Voucher]) -> None:

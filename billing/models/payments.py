@@ -66,7 +66,7 @@ class TopUp(models.Model):
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+", verbose_name=_("created by")
     )
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
-    paid_at = models.DateTimeField(_("paid"), null=True, blank=True)
+    paid_at = models.DateTimeField(_("paid at"), null=True, blank=True)
     mailed_at = models.DateTimeField(
         _("mailed"), null=True, blank=True, help_text=_("When the failure email was sent.")
     )

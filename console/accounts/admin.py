@@ -33,7 +33,6 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from console.accounts import emails, openid, second_factors, services
 from console.accounts.models import (
     ApiToken,
-    AuditEvent,
     Invitation,
     Membership,
     Organization,
@@ -43,7 +42,7 @@ from console.accounts.models import (
 )
 from console.accounts.roles import Role
 from console.core.errors import CustomerError
-from console.core.readonly import ROWS_PER_PAGE, LargeTableAdmin, ReadOnly
+from console.core.readonly import ROWS_PER_PAGE, ReadOnly
 
 # allauth's pages would show the keys of second factors and of sessions. Single sign-on is set in the environment.
 # allauth's form of clients offers grant types that this provider does not support (`openid.GRANT_TYPES`).
@@ -285,15 +284,6 @@ class ApiTokenAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold publi
         """Revoke the selected tokens."""
         for token in queryset.select_related("membership__organization"):
             services.revoke_token(token=token, actor=_actor_of(request))
-
-
-@admin.register(AuditEvent)
-class AuditEventAdmin(LargeTableAdmin):
-    """The audit log."""
-
-    list_display = ("created_at", "actor", "action", "target", "organization", "address")
-    list_select_related = ("actor", "organization")
-    search_fields = ("action", "target", "actor__email", "organization__name")
 
 
 class ClientForm(ModelForm):  # type: ignore[type-arg]  # allauth publishes no types

@@ -7,6 +7,7 @@ from typing import Any
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
+from billing.amounts import money
 from console.accounts.models import AuditEvent, Membership
 
 DESCRIPTIONS: dict[str, Promise] = {
@@ -52,6 +53,11 @@ DESCRIPTIONS: dict[str, Promise] = {
     "account.session_ended": _("Ended a session"),
     "budget.changed": _("Changed the budget of the organization"),
     "debt.written_off": _("An administrator wrote off a debt"),
+    "credit.granted": _("An administrator granted credit: %(amount)s"),
+    "credit.trial_granted": _("Received trial credit: %(amount)s"),
+    "credit.redeemed": _("Redeemed a voucher: %(amount)s"),
+    "voucher.created": _("Created a voucher: %(amount)s"),
+    "refund.started": _("Started a refund: %(amount)s"),
     "order.placed": _("Ordered job %(target)s"),
     "job.cancelled": _("Cancelled job %(target)s"),
     "notebook.opened": _("Opened notebook %(target)s"),
@@ -126,8 +132,10 @@ def describe(event: AuditEvent) -> str:
         text = NOTEBOOK_STOPPED
     role = event.data.get("to", "")  # the new role; other actions have another text there, such as a new name
     kind, _colon, number = event.target.partition(":")
-    defaults = dict.fromkeys(("version", "member", "why", "node"), "")  # if the event's data lacks them
+    defaults = dict.fromkeys(("version", "member", "why", "node", "amount"), "")  # if the event's data lacks them
     values: dict[str, Any] = defaults | event.data
     values["target"] = f"#{number}" if kind in {"job", "sweep"} else event.target
+    if {"amount_minor", "currency"} <= event.data.keys():
+        values["amount"] = money(event.data["amount_minor"], event.data["currency"])
     values["role"] = dict(Membership.Roles.choices).get(role, role)
     return str(text) % values

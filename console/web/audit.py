@@ -40,6 +40,8 @@ AREAS = {
     "image": _("Images"),
     "budget": _("Budgets"),
     "debt": _("Debts"),
+    "credit": _("Credit"),
+    "refund": _("Refunds"),
     "webhook": _("Webhooks"),
 }
 """The choices of the filter: the first word of an action, and its label."""

@@ -184,7 +184,8 @@ def job_cancel(request: MemberRequest, pk: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     with errors_as_message(request):
         orders.cancel_job(membership=request.membership, job=job)
-        messages.success(request, _("Cancelling. Your code has a short time to write a checkpoint."))
+        sentence = _("Cancelling. Your code has a short time to write a checkpoint.")
+        messages.success(request, _("JupyterLab is stopping.") if job.is_notebook else sentence)
     return redirect("job_detail", pk)
 
 

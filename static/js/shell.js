@@ -52,6 +52,7 @@ socket.addEventListener("close", (event) => {
   const message = isOpen ? notice.dataset[`code${event.code}`] : notice.dataset.failed;
   if (message) notice.querySelector("span").textContent = message;
   notice.hidden = false;
+  container.scrollIntoView({ block: "nearest" }); // the notice pushes its last line down
   terminal.options.disableStdin = true;
 });
 

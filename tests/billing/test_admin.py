@@ -34,6 +34,7 @@ from billing.models import (
     Voucher,
     WriteOff,
 )
+from console.accounts.models import AuditEvent
 from runtime.backends.slurm.config import SlurmConfig
 from tests.billing.paying import balance
 from tests.billing.runs import give_credit, issue, run
@@ -102,6 +103,8 @@ def test_a_grant_moves_money_once(admin):
     data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
     for amount in ("0", "-5", "abc", "1.505", str(10**30)):
         assert admin.post(add, data | {"amount": amount}).status_code == 200  # the form is shown again
+    limited = text(admin.post(add, data | {"amount": "1000000.01"}))
+    assert "The amount must be at most $1,000,000.00." in limited
     assert not Transaction.objects.exists()
     for _ in range(3):  # the administrator clicks more than once
         assert admin.post(add, data).status_code == 302
@@ -109,6 +112,9 @@ def test_a_grant_moves_money_once(admin):
     grant = CreditGrant.objects.get()
     assert grant.granted_by == admin.user
     assert_locked(admin, grant, **data | {"amount": "9"})
+    event = AuditEvent.objects.get(action="credit.granted")
+    assert (event.organization, event.actor, event.target) == (organization, admin.user, f"grant:{grant.pk}")
+    assert event.data == {"amount_minor": 700, "currency": "USD", "reason": "For the outage"}
     assert Account.objects.get(organization=organization).posted_minor == 700
     assert Transaction.objects.get().reference == f"grant:{grant.pk}"
 
@@ -309,6 +315,10 @@ def test_a_voucher_gets_a_code_and_the_wallets_spelling_of_its_currency_and_keep
     code = voucher.code
     assert (len(code), voucher.created_by) == (16, admin.user)
     assert credit.redeem(account=account, code=code, user=admin.user).amount_minor == 500
+    events = AuditEvent.objects.filter(actor=admin.user, data__amount_minor=500, data__currency="USD").order_by("pk")
+    assert [(event.action, event.organization) for event in events] == [
+        ("voucher.created", None), ("credit.redeemed", account.organization),
+    ]  # fmt: skip
     changes = {"code": "WINTER", "amount": "0.01", "reason": "Now so"}
     no_grants = {"grants-TOTAL_FORMS": 0, "grants-INITIAL_FORMS": 0}  # the page lists a voucher's grants
     admin.post(address("voucher", "change", voucher.pk), form | changes | no_grants)

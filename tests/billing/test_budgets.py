@@ -156,7 +156,10 @@ class TestLowWallet:
         return budgets.runway_of(account)
 
     def test_covers_less_than_a_week_of_recent_spend(self, account):
-        assert not self.spend(account, 1000, days_ago=budgets.SPEND_DAYS + 1).is_low
+        assert self.spend(account, 200, days_ago=2).daily_minor.quantize(1) == 100  # of a new customer, in two days
+        assert self.spend(account, 800, days_ago=budgets.SPEND_DAYS + 1).daily_minor.quantize(1) == 14  # in two weeks
+        Hold.objects.update(ended_at=timezone.now() - timedelta(days=budgets.SPEND_DAYS + 1))
+        assert not budgets.runway_of(account).is_low
         assert not self.spend(account, 6000).is_low  # 3000 are left: exactly a week of 6000 in 14 days
         buy(account, 100)  # held money is not available
         runway = self.spend(account, 100)
@@ -166,7 +169,8 @@ class TestLowWallet:
         assert not budgets.Runway(Account(), Decimal(5) / budgets.SPEND_DAYS).is_low
 
     def test_is_mailed_once_until_it_is_filled_and_low_again(self, owner, account):
-        self.spend(account, 9000)
+        self.spend(account, 1, days_ago=budgets.SPEND_DAYS + 1)
+        self.spend(account, 8999)
         for _ in range(2):
             budgets.record_low_balances()
         assert [emails.send_due() for _ in range(2)] == [1, 0]

@@ -109,6 +109,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
         return len(mail.outbox), setup.is_on, setup.last_failure
 
     assert deliver() == (1, False, "disputed")
+    assert "until the bank decides" in mail.outbox[0].body
     end_dispute(provider, "won")
     assert deliver() == (1, True, "")
     # The bank may withdraw the money again much later.
@@ -117,6 +118,16 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
     assert deliver() == (2, False, "disputed")
     end_dispute(provider, "lost")
     assert deliver() == (2, True, "")
+
+
+def test_a_dispute_that_is_lost_before_its_mail_is_not_called_undecided(provider):
+    _top_up, every = credited_and_disputed(provider)
+    end_dispute(provider, "lost")
+    provider.deliver(*every)
+    payment_emails.send_due()
+    (message,) = mail.outbox
+    assert "does not come back" in message.body
+    assert "until the bank decides" not in message.body
 
 
 @pytest.mark.parametrize(

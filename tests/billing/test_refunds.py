@@ -12,6 +12,7 @@ from billing import auto_topup, events, gateway, ledger, receivables
 from billing import refunds as billing_refunds
 from billing.errors import RefundRefused
 from billing.models import AutoTopUp, Refund, StripeEvent, TopUp
+from console.accounts.models import AuditEvent
 from tests.billing.paying import balance, both_sides_agree, forget_idempotency_keys
 from tests.books import BROKEN_BOOKS, broken, cleared
 from tests.factories.accounts import UserFactory
@@ -34,7 +35,10 @@ def refund(top_up, amount_minor=2000):
 
 def test_a_refund_is_limited_to_the_rest_of_a_paid_top_up_and_switches_automatic_top_ups_off(top_up):
     AutoTopUp.objects.create(account=top_up.account, is_on=True, threshold_minor=4000, amount_minor=5000)
-    refund(top_up, 3000)
+    made = refund(top_up, 3000)
+    event = AuditEvent.objects.get(action="refund.started")
+    assert (event.organization, event.actor) == (top_up.account.organization, made.requested_by)
+    assert event.data == {"amount_minor": 3000, "currency": "USD", "reason": "Asked for"}
     setup = AutoTopUp.objects.get()
     assert (setup.is_on, setup.last_failure) == (False, "refunded")
     assert auto_topup.run_due() == 0

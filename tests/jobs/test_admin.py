@@ -47,6 +47,13 @@ def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, cus
     event = AuditEvent.objects.get(action="job.stopped_by_operator")
     assert (event.actor.is_staff, event.organization) == (True, job.organization)
     assert event.data == {"why": "It mines coins."}
+    chinese = {"headers": {"accept-language": "zh-hans"}}
+    for name, arguments, sentence in (
+        ("jobs_job_change", [job.pk], "管理员已停止此任务：It mines coins."),
+        ("accounts_auditevent_changelist", [], f"管理员停止了任务 #{job.pk}"),
+        ("accounts_auditevent_change", [event.pk], f"管理员停止了任务 #{job.pk}"),
+    ):
+        assert sentence in admin.get(reverse(f"admin:{name}", args=arguments), **chinese).content.decode()
     assert "already ended" in admin.post(page, {"why": "It still does."}).content.decode()
 
 

@@ -65,12 +65,14 @@ def test_each_recorded_action_has_a_sentence():
         assert [activity.describe(AuditEvent(**event)) for event in (changed, budget)] == [
             "Changed the role of a@example.com to Viewer", "Changed the budget of a@example.com",
         ]  # fmt: skip
+        refund = AuditEvent(action="refund.started", data={"amount_minor": 700, "currency": "USD"})
+        assert activity.describe(refund) == "Started a refund: $7.00"
         assert activity.describe(AuditEvent(action="test.done", target="x")) == "test.done x"
 
 
 def test_the_audit_logs_filter_has_each_action_of_an_organization():
     areas = {action.partition(".")[0] for action in activity.DESCRIPTIONS}
-    of_no_organization = {"approval", "cluster", "factors"}  # only administrators see these
+    of_no_organization = {"approval", "cluster", "factors", "voucher"}  # only administrators see these
     assert areas - of_no_organization == set(AREAS)
 
 

@@ -3,6 +3,7 @@
 import pytest
 from django.urls import reverse
 
+from jobs.models import Job
 from runtime.specs import Outcome
 from storage import selectors as storage
 from tests.factories.storage import ModelVersionFactory
@@ -19,6 +20,7 @@ def trained(customer):
 
 
 def test_the_result_of_a_job_is_published_and_used(trained, owner_page):
+    Job.objects.update(lr="0.009588033884144332")
     page = owner_page.get(reverse("job_publish", args=[trained.pk])).content.decode()
     assert '<option value="outputs/model.pt">' in page
     refused = owner_page.post(reverse("job_publish", args=[trained.pk]), {"path": "outputs/none", "name": "net"})
@@ -26,6 +28,7 @@ def test_the_result_of_a_job_is_published_and_used(trained, owner_page):
     answer = owner_page.post(reverse("job_publish", args=[trained.pk]), {"path": "outputs", "name": "net"}, follow=True)
     page = answer.content.decode()
     assert "How version 1 was made" in page
+    assert "learning rate 0.00958803," in page
     assert f"#{trained.pk} train.py" in page
     assert "net@1" in owner_page.get(reverse("job_detail", args=[trained.pk])).content.decode()
     form = owner_page.get(reverse("training_new"), {"models": "net@1", "from_checkpoint": trained.pk}).content.decode()

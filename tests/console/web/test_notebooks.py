@@ -159,6 +159,9 @@ def test_a_stopped_notebook_costs_its_time_and_a_quote_for_a_training_buys_no_no
     # The page of all jobs offers a search for cancelled ones.
     assert re.search(r'data-state="cancelled">(<[^>]+>)*Stopped<', owner_page.get(reverse("job_list")).text)
     assert "The notebook was stopped. You pay" in owner_page.get(reverse("job_detail", args=[job.pk])).text
+    events, cost = (owner_page.get(reverse("job_tab", args=[job.pk, name])).text for name in ("events", "cost"))
+    assert ("JupyterLab is stopping." in events, "checkpoint" in events) == (True, False)
+    assert ("Quoted" in cost, "Estimated cost" in cost) == (True, False)
     assert "A notebook was stopped" in owner_page.get(reverse("notification_list")).text
     assert f"Stopped notebook #{job.pk}" in owner_page.get(reverse("audit_log")).text
     training = client.post("/api/v1/quotes/", customer.form(), format="json").json()["id"]
