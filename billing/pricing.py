@@ -1,8 +1,8 @@
 """Price a run before (`quote`) and after it (`rate`). Pure functions: no clock, no database, no third-party imports.
 
-Each line is rounded once, half up, to the minor unit (`round_minor`). Lines of time ranges are differences of the
-rounded running total, so a run costs the same however it is divided into ranges. `rate` never exceeds the quote's
-ceiling. `docs/pricing.md` has worked examples, which a test recomputes.
+Each line is rounded once, half up, to the minor unit (`round_minor`). The total up to the end of each time range is
+rounded, and a range's line is the increase since the range before. So a run costs the same however it is divided into
+ranges. `rate` never exceeds the quote's ceiling. `docs/pricing.md` has worked examples, which a test recomputes.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Estimate:
     p90_seconds: float
     source: str
     """What the estimate is based on: `history` (earlier runs), `probe` (free estimates of the script), `reference` (the
-    product's reference speed), `customer` (the longest time that the customer set), or the time limit alone, for a free
-    run (`free`) or a `notebook`."""
+    product's reference speed), `customer` (the longest time that the customer set), `free` or `notebook` (the time
+    limit alone, for a free run or a notebook)."""
     runs: int = 0
     """Number of earlier runs, or of free estimates, that the estimate is based on."""
     measured_nodes: tuple[int, ...] = ()
@@ -233,7 +233,7 @@ def quote(
 def quote_extension(terms: Terms, *, deadline_seconds: int) -> Offer:
     """Price a metered purchase again, at the prices of its `terms`, with a later deadline.
 
-    The deadline is also the estimate: see `quotes.make_extension_quote`.
+    The deadline is also the estimate: only notebooks are extended, and a notebook's estimate is its time limit.
     """
     estimate = Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source="")
     return _metered_offer(terms, estimate, deadline_seconds, None)
@@ -397,6 +397,7 @@ def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
                 amount_minor=amount,
                 began_at=part.began_at,
                 ended_at=part.ended_at,
+                # Usage without ranges has one part without a start, on all nodes of the quote, which need not be shown.
                 nodes=part.nodes if part.began_at else 0,
             )
         )

@@ -24,7 +24,7 @@ ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\
 """Control sequences of terminals (ECMA-48): CSI, then OSC and the other strings, then all others."""
 COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 """The control sequences (SGR) that set colours and styles, and nothing else."""
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line feed, and those that change the direction of text."""
 PIPE_WIDTH = 240
 """Characters in a line of a table that is not printed on a terminal: wide enough for a row of every table, so that
@@ -116,7 +116,7 @@ class Screen:
         for name, sentence in fields.items():
             console.print(Text(clean(f"  {name}: {sentence}")))
 
-    def print_json(self, value: Any) -> bool:
+    def print_if_json(self, value: Any) -> bool:
         """In JSON mode, print a value as a JSON document. Return whether it was printed."""
         if self.is_json:
             sys.stdout.write(json.dumps(_to_plain(value), indent=2) + "\n")

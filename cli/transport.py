@@ -45,7 +45,8 @@ class Event(NamedTuple):
 class Transport:
     """Sends requests to paths below `<url>/api/v1/`.
 
-    `transport` is the one of httpx that sends them, and `pause(seconds)` waits between two tries; tests replace both.
+    `transport` is the httpx transport that sends the requests; `pause(seconds)` waits between two tries. Tests replace
+    both.
     """
 
     def __init__(
@@ -138,7 +139,8 @@ class Transport:
 
     def unreachable(self, error: httpx.TransportError) -> Unreachable:
         """Return the error to raise for a request that got no answer."""
-        return Unreachable(f"{self.url} did not answer: {error or type(error).__name__}. Check the address and retry.")
+        reason = str(error) or type(error).__name__
+        return Unreachable(f"{self.url} did not answer: {reason}. Check the address and retry.")
 
     def require_success(self, response: httpx.Response) -> None:
         """Raise ApiError with the console's reason, unless the status is 2xx."""

@@ -106,10 +106,11 @@ def _framework_error_response(error: exceptions.APIException) -> Response:
         fields = dict(_flatten_errors(error.detail))
         form_error = fields.pop(NON_FIELD_ERRORS, None)
         return Response(error_body("invalid", form_error or INVALID, fields), status=400)
+    # Other errors of DRF get the general code, as a CustomerError without a code of its own.
     codes = (code for error_class, code in CODE_OF_EXCEPTION.items() if isinstance(error, error_class))
     code = next(codes, CustomerError.code)
     message: Text = str(error.detail)
-    if type(error) is exceptions.NotAuthenticated:
+    if isinstance(error, exceptions.NotAuthenticated):
         message = NOT_AUTHENTICATED
     elif isinstance(error, exceptions.PermissionDenied) and error.detail == exceptions.PermissionDenied.default_detail:
         message = NotAllowed.message

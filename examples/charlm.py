@@ -33,7 +33,7 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 TOTAL_BATCH_SIZE = int(os.environ["BATCH_SIZE"]) * int(os.environ["WORLD_SIZE"])
 CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"])
-OUTPUT = Path(os.environ.get("OUTPUT_DIR", CHECKPOINTS)) / "model"
+OUTPUT = Path(os.environ["OUTPUT_DIR"]) / "model"
 """The trained model, as `torch.distributed.checkpoint` writes it. A stopped run has only its checkpoint."""
 CONTEXT, WIDTH, HEAD_WIDTH, BLOCKS = 64, 64, 16, 4
 """Bytes in a sequence, width of the model and of an attention head, and number of blocks: few, for CPU nodes."""
@@ -200,8 +200,8 @@ def compare_with_whole_model(model, step, sequences, share, device):
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            # Tensor parallelism split first, over the second dimension of the mesh, and FSDP second, over the first
-            # one. So gather FSDP's split first; `full_tensor` alone would gather it last.
+            # The mesh is (FSDP, tensor). Parameters were split by tensor parallelism, then again by FSDP. Undo this in
+            # reverse, FSDP before tensor; `full_tensor` alone would do it the other way round.
             gradient = gradient.redistribute(placements=[Replicate(), *gradient.placements[1:]]).full_tensor()
         difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
     model.zero_grad()  # `restore` needs an optimizer without gradients

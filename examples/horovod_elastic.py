@@ -27,7 +27,7 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 BATCH_SIZE = int(os.environ["BATCH_SIZE"])
 CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "elastic.pt"
-OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
+OUTPUT = Path(os.environ["OUTPUT_DIR"]) / "model.pt"
 """The trained model."""
 COMMIT_STEPS = 4
 """Steps between two commits. A commit copies model and optimizer in memory."""

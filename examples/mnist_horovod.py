@@ -32,7 +32,7 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 BATCH_SIZE = int(os.environ["BATCH_SIZE"])
 CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / "mnist.pt"
-OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.pt"
+OUTPUT = Path(os.environ["OUTPUT_DIR"]) / "model.pt"
 """The trained model."""
 STOP_CHECK_STEPS = 4
 """Steps between two small all-reduces by which the ranks find out whether any rank has received SIGTERM.

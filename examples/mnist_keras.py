@@ -25,7 +25,7 @@ EPOCHS = int(os.environ["EPOCHS"])
 LEARNING_RATE = float(os.environ["LR"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 TOTAL_BATCH_SIZE = int(os.environ["BATCH_SIZE"]) * WORLD_SIZE
-OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
+OUTPUT = Path(os.environ["OUTPUT_DIR"]) / "model.weights.h5"
 """The trained model."""
 
 

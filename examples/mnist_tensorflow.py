@@ -34,7 +34,7 @@ BATCH_SIZE = int(os.environ["BATCH_SIZE"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 CHECKPOINTS = Path(os.environ["CHECKPOINT_DIR"]) / "mnist"
 """The folder of the last checkpoint."""
-OUTPUT = Path(os.environ.get("OUTPUT_DIR", os.environ["CHECKPOINT_DIR"])) / "model.weights.h5"
+OUTPUT = Path(os.environ["OUTPUT_DIR"]) / "model.weights.h5"
 """The trained model."""
 STOP_CHECK_STEPS = 4
 """Steps between two small all-reduces by which the ranks find out whether any rank has received SIGTERM.
@@ -216,7 +216,8 @@ def main():
             training.optimizer.learning_rate.assign(learning_rate(step, len(loader)))
             losses.append(training.train(inputs, targets))
             step += 1
-            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            # No check after the last batch: the epoch is finished and saved below. A checkpoint here would leave a
+            # later attempt an epoch with no batch left.
             if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break

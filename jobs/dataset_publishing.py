@@ -30,7 +30,8 @@ def publish_workspace_folder(
 def publish_job_files(*, dataset: Dataset, user: User | None, job: Job, path: str) -> DatasetVersion:
     """Publish a copy of a file or folder that a job wrote as the dataset's next version.
 
-    `path` is as in `job_files`. Raises InvalidInput, TooLarge, StorageFull, ClusterUnavailable.
+    `path` begins with `outputs/` or `checkpoints/`, as in `job_files`. Raises InvalidInput, TooLarge, StorageFull,
+    ClusterUnavailable.
     """
     path = path.strip("/")
     if path.split("/")[0] not in job_files.RESULTS:

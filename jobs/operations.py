@@ -67,4 +67,5 @@ def move_job(*, actor: User, job: Job, why: str) -> None:
             target=target,
             data={"why": reason},
         )
+        # This ends only the run. `request_move` has marked the attempt as moved, so the job then gets another one.
         send_on_commit(stop_job, job.pk)

@@ -75,8 +75,8 @@ EXPANDS_ARGUMENTS = "expands_arguments"
 FREE_ESTIMATE_MARK = "probe"
 """Key that marks the stored purchase of a free estimate."""
 MEASURED = "measured"
-"""Key of a free estimate's stored purchase. Its value has the fields of the purchase that it measures, where its own
-limits replace them."""
+"""Key of a free estimate's stored purchase. Its value holds the measured purchase's own values of those fields that the
+free estimate replaced with its limits."""
 EXTENSION_MARK = "extends"
 """Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
 and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
@@ -177,7 +177,10 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a run needs besides a script: image, workspace, datasets and nodes. An image check needs only this."""
+    """What a run needs besides a script: image, workspace, datasets and nodes.
+
+    An image check (`jobs.checks`) needs only this.
+    """
 
     framework: Framework
     image: Image
@@ -262,10 +265,10 @@ def asks_for_exact_rerun(data: Mapping[str, Any]) -> bool:
 def purchase_data(purchase: Mapping[str, Any], *, as_bought: bool = False) -> dict[str, Any]:
     """Return the stored purchase of a quote as data for `parse`.
 
-    That of a free estimate is the purchase that it measured, without the limits that it ran under: who repeats it wants
-    a run that is not cut off. `as_bought` keeps those limits. Older versions of the console did not store the nodes and
-    limits of the measured purchase. They also did not expand variables in arguments, so the dollar signs in their
-    purchases are escaped.
+    For a free estimate, return the purchase that it measured, with that purchase's limits: a customer who repeats it
+    wants a full run. `as_bought` keeps the free estimate's limits. Older versions of the console did not store the
+    nodes and limits of the measured purchase. They also did not expand variables in arguments, so the dollar signs in
+    their purchases are escaped.
     """
     data = dict(purchase)
     if data.pop(FREE_ESTIMATE_MARK, None):
@@ -322,7 +325,8 @@ class ArgumentsField(FormField, serializers.ListField):
                 data = shlex.split(data)
             except ValueError:
                 raise ValidationError(_("A quotation mark is not closed. Add the closing mark.")) from None
-        if not isinstance(data, list) or not all(isinstance(item, str | int | float) for item in data):
+        # `type` instead of `isinstance`, because JSON's true and false become bool, a subclass of int.
+        if not isinstance(data, list) or not all(type(item) in (str, int, float) for item in data):
             raise ValidationError(_("The arguments must be a list of strings."))
         arguments = [str(item) for item in data]
         if sum(len(each) + 1 for each in arguments) > MAX_ARGUMENTS_LENGTH or not all(map(is_storable_text, arguments)):
@@ -392,13 +396,17 @@ class LearningRateField(FormField, serializers.CharField):
         try:
             rate = Decimal(text)
         except InvalidOperation:
-            raise ValidationError(_("The learning rate must be a number, for example 0.01 or 1e-3.")) from None
-        # Compared as a float, because that is what the script reads: 1e-999 becomes 0 there, and 1e999 infinite.
+            rate = Decimal("nan")
+        if not rate.is_finite():
+            raise ValidationError(_("The learning rate must be a number, for example 0.01 or 1e-3."))
         if len(text) > MAX_LR_LENGTH:
             sentence = _("The learning rate must have at most %(most)d characters.")
             raise ValidationError(sentence % {"most": MAX_LR_LENGTH})
-        if not rate.is_finite() or not 0 < float(rate) < math.inf:
+        # Compared as a float, because that is what the script reads: 1e-999 becomes 0 there, and 1e999 infinite.
+        if float(rate) <= 0:
             raise ValidationError(_("The learning rate must be above 0."))
+        if math.isinf(float(rate)):
+            raise ValidationError(_("The learning rate is too large. Choose a smaller one."))
         return text
 
 
@@ -517,7 +525,6 @@ class _PurchaseSerializer(_PlacementSerializer):
     They are checked in this order, and each check may use the values of the fields above it.
     """
 
-    # If the product is invalid, the purchase is refused anyway. Loose limits then replace the product's.
     product = NameField()
     framework = EnumField(
         Framework, error_messages={"invalid_choice": gettext_lazy("Choose one of these frameworks: %(known)s.")}
@@ -563,6 +570,7 @@ class _PurchaseSerializer(_PlacementSerializer):
         default=None,
         help_text="Number of an ended job: its checkpoints are copied to the new job.",
     )
+    # If the product is invalid, the purchase is refused anyway. Loose limits then replace the product's, also below.
     epochs = WholeNumberField(most=lambda values: values["product"].max_epochs if "product" in values else 10**6)
     lr = LearningRateField(help_text="A number above 0, for example 0.01 or 1e-3.")
     lr_scaling = EnumField(
@@ -633,19 +641,22 @@ class _PurchaseSerializer(_PlacementSerializer):
         versions = storage.model_versions_of(model).select_related("model")
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
-        if version is None:
-            numbers = ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_VERSIONS_LISTED]))
+        if version is not None:
+            return version
+        if numbers := ", ".join(map(str, versions.values_list("number", flat=True)[:MAX_VERSIONS_LISTED])):
             sentence = _("The model %(name)s does not have this version. Choose one of: %(numbers)s.")
             raise ValidationError(sentence % {"name": choice.name, "numbers": numbers})
-        return version
+        sentence = _("The model %(name)s has no version. Publish one first, or choose another model.")
+        raise ValidationError(sentence % {"name": choice.name})
 
     def validate_from_checkpoint(self, pk: int | None) -> Job | None:
         """Return the job to start from."""
-        if pk is None:
-            return None
         spec: NodeSpec | None = self.valid_values.get("node_spec")
+        if pk is None or spec is None:  # an invalid node spec already has an error
+            return None
         organization: Organization = self.context["organization"]
-        return checkpoints.find_source(organization=organization, pk=pk, cluster_name=spec.cluster if spec else "")
+        cluster_name = resolve_cluster_name(spec.cluster)
+        return checkpoints.find_source(organization=organization, pk=pk, cluster_name=cluster_name)
 
     def validate_tags(self, tags: list[str]) -> tuple[str, ...]:
         """Return an immutable value for `Purchase`."""

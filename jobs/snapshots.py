@@ -2,8 +2,9 @@
 
 Other parts of an order, such as arguments and dataset versions, are columns of the job. A script is stored once per
 organization and content. The snapshot lets a customer see what has changed since the order, and run the same script
-again (`reruns`). If the script was changed while the job waited, the job runs the snapshot. So it runs what was
-ordered, and the lineage of a model names the script that trained it.
+again (`reruns`). If the script was changed while the job waited, the job runs a copy of the snapshot, which is written
+beside the script as `<stem>.<hash>.py`. So it runs what was ordered, and the lineage of a model names the script that
+trained it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from storage.diffs import DiffLine, line_diff
 from storage.models import Image, Workspace
 
 HASH_LIMIT = 64 * 1024**2
-"""Largest script that is hashed, in bytes: the customer waits while it is. Larger scripts have no snapshot."""
+"""Largest script, in bytes, that is hashed. The customer waits during hashing, so larger scripts get no snapshot."""
 COPY_STEM_LENGTH = 200
 """How many bytes of the script's name the copy's name keeps. With the hash, the name stays below 255 bytes, which is
 the limit of Linux."""

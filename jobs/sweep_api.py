@@ -92,9 +92,9 @@ class SweepSerializer(serializers.Serializer[Any]):
     created_at = serializers.DateTimeField()
     ended_at = serializers.DateTimeField(allow_null=True)
 
-    def to_representation(self, instance: Sweep | dict[str, Any]) -> Any:
-        """Return the JSON of a sweep or of its summary."""
-        return super().to_representation(selectors.summary(instance) if isinstance(instance, Sweep) else instance)
+    def to_representation(self, instance: Sweep) -> Any:
+        """Return the JSON of a sweep."""
+        return super().to_representation(selectors.summary(instance))
 
 
 class TrialSerializer(serializers.Serializer[Any]):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from console.accounts.models import Membership
+from console.core.errors import InvalidInput
 from jobs.clusters import cluster, resolve_cluster_name
 from jobs.errors import LogsUnreachable, NoLogs, ToolsUnavailable, TooManyTools
 from jobs.models import Attempt, Job
@@ -20,7 +22,7 @@ from runtime.tools.control import LogFolder, Session, SessionRequest
 PATH = "/tools/"
 """The beginning of the URL paths of all tools. The key of a session follows."""
 MAX_JOBS = 20
-"""Jobs that one TensorBoard shows, because each attempt is a mount of its sandbox."""
+"""At most this many jobs in one TensorBoard: each of their attempts becomes a mount of its sandbox."""
 _MAX_NAME_LENGTH = 60
 """Characters of a job's name in TensorBoard's list of runs, which is narrow."""
 
@@ -44,14 +46,17 @@ def is_available() -> bool:
     return control.has_owner(tools_folder())
 
 
-def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
+def open_session(*, membership: Membership, jobs: Sequence[Job]) -> str:
     """Start a TensorBoard with the logs of these jobs of the organization, and return its URL path.
 
-    Only the member can open it. Raises NoLogs, LogsUnreachable, TooManyTools, ToolsUnavailable.
+    Only the member can open it. Raises InvalidInput for more than MAX_JOBS jobs, NoLogs, LogsUnreachable, TooManyTools,
+    ToolsUnavailable.
     """
+    if len(jobs) > MAX_JOBS:
+        raise InvalidInput(_("Select at most %(most)d jobs for TensorBoard.") % {"most": MAX_JOBS})
     logs: list[LogFolder] = []
     is_unreachable = False
-    for job in list(jobs)[:MAX_JOBS]:
+    for job in jobs:
         attempts = list(job.attempts.order_by("number"))
         for attempt in attempts:
             try:
@@ -59,7 +64,7 @@ def open_session(*, membership: Membership, jobs: Iterable[Job]) -> str:
             except RuntimeFault:
                 is_unreachable = True
                 continue
-            if log_folder is None:
+            if log_folder is None:  # the cluster does not share its storage
                 is_unreachable = True
             elif Path(log_folder.folder).is_dir():
                 logs.append(log_folder)
@@ -95,8 +100,9 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     if not is_only:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)
-    # TensorBoard's sandbox may only mount a folder that the run's code cannot replace by a link. If the run is in a
-    # sandbox, that is `run`, because it is a mount there. A pod mounts the run's folder, so code could replace `run`.
+    # TensorBoard's sandbox may only mount a folder that the run's code cannot replace by a link. For a sandboxed run
+    # that is `run`, which is itself a mount in the run's sandbox. A pod mounts the run's whole folder, so its code
+    # could replace `run`, and TensorBoard's sandbox mounts the run's folder too.
     if isinstance(settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(attempt.backend)), ClusterConfig):
         return LogFolder(name, str(run_folder), "run/tensorboard")
     return LogFolder(name, str(run_folder / "run"), "tensorboard")

@@ -85,7 +85,8 @@ def datasets_to_choose(organization: Organization) -> list[Dataset]:
     """Return the datasets that an organization may read, for a form.
 
     Each has its name, the number and size of its latest version, and the list `published`: its versions that are not
-    deleted, newest first, with number and time. The list is empty if the first version is the latest.
+    deleted, newest first, with number and time. The list is empty if there is only one version, since the form then
+    offers no choice.
     """
     datasets = one_per_name(
         usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
@@ -170,7 +171,8 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
             raise NameTaken(
                 fields={"code": _("Your organization already has a dataset of this name. Remove it, then try again.")}
             )
-        # What is left are shares of deleted datasets. Restored, such a dataset would take the place of this one.
+        # Any other share of this name is of a deleted dataset, since a live one was refused above. Revoke it: if its
+        # owner restored the dataset, two shared datasets would have one name.
         earlier = DatasetShare.objects.filter(recipient=organization, dataset__name=dataset.name, revoked_at=None)
         earlier.update(revoked_at=now)
         share.recipient, share.accepted_at = organization, now
@@ -194,7 +196,10 @@ def revoke_share(*, share: DatasetShare, user: User | None) -> None:
 
 
 def leave_share(*, organization: Organization, user: User | None, name: str) -> None:
-    """End a share as the organization that reads the dataset `name`, even if its own one hides it. Raises NotFound."""
+    """End the share through which an organization reads the dataset `name`. Raises NotFound.
+
+    This works even if a dataset of its own hides the shared one.
+    """
     if not NAME_PATTERN.match(name):
         raise NotFound
     with transaction.atomic():
@@ -247,4 +252,5 @@ def publish_public(*, name: str, stream: Readable, description: str = "") -> Dat
 
 
 def _hash(code: str) -> str:
+    # A code from JSON may contain lone surrogates, which UTF-8 cannot encode; it then matches no share.
     return hashlib.sha256(code.encode(errors="replace")).hexdigest()

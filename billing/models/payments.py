@@ -24,7 +24,11 @@ class TopUp(models.Model):
     """A payment into the wallet."""
 
     class States(models.TextChoices):
-        """The states of a top-up. CREATED: the provider has not confirmed its payment page or automatic charge yet."""
+        """The states of a top-up.
+
+        CREATED: stored, but the provider has not yet answered the call that creates the payment page or the automatic
+        charge.
+        """
 
         CREATED = "created", _("payment page not yet created")
         PENDING = "pending", _("waiting for payment")
@@ -94,7 +98,10 @@ class StripeEvent(models.Model):
     """A webhook event, stored before it is applied. Its id is Stripe's and unique, so it is stored and applied once."""
 
     class States(models.TextChoices):
-        """The states of an event."""
+        """The states of an event.
+
+        QUARANTINED: it contradicts stored payments, so it is not retried. An administrator must decide.
+        """
 
         RECEIVED = "received", _("received")
         APPLIED = "applied", _("applied")
@@ -147,6 +154,8 @@ class PaymentCustomer(models.Model):
         db_default="",
         help_text=_("The previous record, deleted at the payment provider."),
     )
+    """The last deleted customer. It changes the idempotency key of the call that creates the next one. With the old
+    key, the provider would return the deleted customer again."""
     default_method = models.CharField(max_length=255, blank=True)
     """The provider's id of the default card. If there is no such card, the newest one is the default."""
 
@@ -180,6 +189,7 @@ class AutoTopUp(models.Model):
     mailed_at = models.DateTimeField(
         null=True, blank=True, editable=False, help_text=_("When the email about missing cards was sent.")
     )
+    """That email says that the customer and its saved cards were deleted at the provider (`customers.forget`)."""
 
     class Meta:
         verbose_name = _("automatic top-up")
@@ -258,6 +268,7 @@ class Dispute(models.Model):
         ordering = ("-opened_at",)
         constraints = (
             models.CheckConstraint(
+                # Without a withdrawal, F("is_withdrawn") is false. Q(is_reinstated=False) would need a migration.
                 condition=Q(is_withdrawn=True) | Q(is_reinstated=F("is_withdrawn")),
                 name="only_what_was_withdrawn_is_reinstated",
             ),

@@ -50,7 +50,7 @@ def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
     client = session.connect(console)
     me = client.whoami()
     session.credentials.save(console)
-    if not session.screen.print_json({"url": url, **_account_data(me)}):
+    if not session.screen.print_if_json({"url": url, **_account_data(me)}):
         session.screen.print(f"Logged in to {url} as {me.email}, {me.role} of {me.organization.name}.", style="green")
         if not me.organization.service_active:
             session.screen.print(f"The service is not active yet. Activate it at {url}")
@@ -62,7 +62,7 @@ def login(session: Session, url: str, browser: bool, allow_http: bool) -> None:
 def logout(session: Session) -> None:
     """Delete the token of a console from this machine. It stays valid until you revoke it on the console's page."""
     url = session.credentials.remove(session.url)
-    if not session.screen.print_json({"url": url}):
+    if not session.screen.print_if_json({"url": url}):
         session.screen.print(f"Logged out of {url}. Revoke the token at {url}/tokens/ if you no longer need it.")
 
 
@@ -73,7 +73,7 @@ def whoami(session: Session) -> None:
     """Show which account and organization the token is for."""
     client = session.connect()
     me = client.whoami()
-    if not session.screen.print_json({"url": client.url, **_account_data(me)}):
+    if not session.screen.print_if_json({"url": client.url, **_account_data(me)}):
         session.screen.print(f"{me.email}, {me.role} of {me.organization.name}, at {client.url}")
 
 

@@ -24,7 +24,7 @@ def datasets() -> None:
 def list_datasets(session: Session) -> None:
     """List the datasets, newest first."""
     results = list(session.connect().datasets())
-    if session.screen.print_json(results):
+    if session.screen.print_if_json(results):
         return
     rows = []
     for dataset in results:
@@ -69,5 +69,5 @@ def push(session: Session, name: str, path: Path) -> None:
     metadata = {"purpose": "dataset", "name": name, "filename": filename}
     with session.screen.transfer(f"Sending {path.name}", content.size) as advance:
         upload = session.uploads(client).send(content, metadata, on_sent=advance)
-    if not session.screen.print_json({"dataset": name, "version": upload.version, "size_bytes": upload.size_bytes}):
+    if not session.screen.print_if_json({"dataset": name, "version": upload.version, "size_bytes": upload.size_bytes}):
         session.screen.print(f"Published {name}@{upload.version}, {size(upload.size_bytes)} sent.", style="green")

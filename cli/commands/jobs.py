@@ -31,7 +31,7 @@ job_argument = click.argument("job_id", metavar="JOB", type=click.IntRange(min=1
 def jobs(session: Session, state: str, tag: str, name: str, limit: int) -> None:
     """List the jobs, newest first."""
     results = list(islice(session.connect().jobs(state=state, tag=tag, name=name), limit))
-    if not session.screen.print_json(results):
+    if not session.screen.print_if_json(results):
         session.screen.table(
             ("Job", "Name", "State", "Progress", "Cost", "Queued"),
             (
@@ -52,11 +52,12 @@ def status(session: Session, job_id: int) -> None:
     client = session.connect()
     job = client.job(job_id)
     diagnosis = client.diagnosis(job_id) if job.state == "failed" else None
-    if session.screen.print_json(asdict(job) | {"diagnosis": diagnosis}):
+    if session.screen.print_if_json(asdict(job) | {"diagnosis": diagnosis}):
         return
     progress = job.progress
     rows = [
         ("Job", f"{job.id} {job.name}"),
+        # `sentence` says in words why the job ended.
         ("State", " ".join(filter(None, (job.state, job.sentence or job.waiting_for)))),
         ("Progress", f"{progress.fraction:.0%}, epoch {progress.epoch} of {progress.epochs}"),
         (
@@ -106,7 +107,7 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
     document: dict[str, object] = {"job": job_id, "rank": rank, "text": "".join(text)}
     if timestamps:
         document["times"] = times
-    session.screen.print_json(document)
+    session.screen.print_if_json(document)
 
 
 def _format_line(line: Line) -> str:
@@ -124,11 +125,12 @@ def _format_line(line: Line) -> str:
 def metrics(session: Session, job_id: int) -> None:
     """Show the curves of a job: number of points, first, last, lowest and highest value. With --json all points."""
     curves = session.connect().metrics(job_id)
-    if session.screen.print_json(curves):
+    if session.screen.print_if_json(curves):
         return
     rows = []
     for name, points in sorted(curves.items()):
-        values = [point[1] for point in points if len(point) == 2]  # each point is a step and a value
+        # Each point is a step and a value. `decode` does not check lengths, so an invalid point is skipped here.
+        values = [point[1] for point in points if len(point) == 2]
         if values:
             numbers = (values[0], values[-1], min(values), max(values))
             rows.append((name, f"{len(values):,}", *(f"{number:.6g}" for number in numbers)))
@@ -146,7 +148,7 @@ def metrics(session: Session, job_id: int) -> None:
 def stop(session: Session, job_id: int) -> None:
     """Stop a job. A running job gets SIGTERM and time to save. You pay for the time it used."""
     job = session.connect().cancel(job_id)
-    if not session.screen.print_json(job):
+    if not session.screen.print_if_json(job):
         session.screen.print(f"Job {job_id}: {job.state}.")
 
 
@@ -159,11 +161,11 @@ def receipts(session: Session, job_id: int | None) -> None:
     client = session.connect()
     if job_id is not None:
         receipt = client.receipt(job_id)
-        if not session.screen.print_json(receipt):
+        if not session.screen.print_if_json(receipt):
             show_receipt(session.screen, receipt)
         return
     results = client.receipts()
-    if not session.screen.print_json(results):
+    if not session.screen.print_if_json(results):
         session.screen.table(
             ("Receipt", "Title", "Charged", "Ceiling", "Date"),
             (
@@ -213,7 +215,7 @@ def files() -> None:
 def list_files(session: Session, job_id: int, path: str) -> None:
     """List a folder of a job: outputs, checkpoints, logs, or a folder below them."""
     entries = list(session.connect().job_files(job_id, path.strip("/")))
-    if not session.screen.print_json(entries):
+    if not session.screen.print_if_json(entries):
         rows = [
             (entry.path + ("/" if entry.kind == "folder" else ""), "" if entry.kind == "folder" else size(entry.size))
             for entry in entries
@@ -234,7 +236,7 @@ def get(session: Session, job_id: int, path: str, folder: Path | None, overwrite
     """Download PATH, a file or folder of a job (default: outputs). Skips files that you already have."""
     client = session.connect()
     saved_paths = download(session, client, job_id, [path], folder, overwrite=overwrite)
-    session.screen.print_json({"job": job_id, "files": saved_paths})
+    session.screen.print_if_json({"job": job_id, "files": saved_paths})
 
 
 def download(
@@ -248,7 +250,8 @@ def download(
             safe_parts(path)  # raises for an unsafe path, before anything is downloaded
     entries = [entry for path in clean_paths for entry in job_files(client, job_id, path)]
     if not entries:
-        raise CliError(f"Job {job_id} has no files at {', '.join(clean_paths)}.")
+        places = ", ".join(path for path in clean_paths if path)
+        raise CliError(f"Job {job_id} has no files at {places}." if places else f"Job {job_id} has no files.")
     saved_paths, received = [], 0
     with session.screen.transfer(f"Job {job_id}", sum(entry.size for entry in entries)) as advance:
         for entry in entries:

@@ -23,7 +23,7 @@ def models() -> None:
 def list_models(session: Session) -> None:
     """List the models, newest first."""
     results = list(session.connect().models())
-    if session.screen.print_json(results):
+    if session.screen.print_if_json(results):
         return
     rows = []
     for model in results:
@@ -61,5 +61,6 @@ def get(session: Session, reference: str, folder: Path) -> None:
     transfer = session.screen.transfer(target.name, size_bytes=None)
     with client.model_archive(name, version) as response, transfer as advance:
         received = save(response, target, on_received=advance)
-    if not session.screen.print_json({"model": name, "version": version, "file": str(target), "size_bytes": received}):
+    document = {"model": name, "version": version, "file": str(target), "size_bytes": received}
+    if not session.screen.print_if_json(document):
         session.screen.print(f"Saved {target}, {size(received)}.", style="green")

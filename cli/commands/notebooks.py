@@ -67,7 +67,7 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     new_notebook = client.order_notebook(price_quote.id)
     screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
     running = _wait_until_running(session, client, new_notebook)
-    if not screen.print_json(running):
+    if not screen.print_if_json(running):
         ended = f"Notebook {running.id} ended before it ran: {running.reason or running.state}."
         screen.print(f"Open it in your browser: {running.url}" if running.url else ended)
     if not running.url:
@@ -81,7 +81,7 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
 def list_notebooks(session: Session, limit: int) -> None:
     """List the notebooks, newest first."""
     results = list(islice(session.connect().notebooks(), limit))
-    if not session.screen.print_json(results):
+    if not session.screen.print_if_json(results):
         session.screen.table(
             ("Notebook", "Name", "State", "Workspace", "Node", "Cost", "Ordered"),
             (
@@ -111,7 +111,7 @@ def extend(session: Session, notebook_id: int, hours: float, max_ceiling: str | 
     _show_quote(session, price_quote)
     confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="extension")
     current = client.order_notebook(price_quote.id)  # extends this notebook: the quote is for more time
-    if not session.screen.print_json(current):
+    if not session.screen.print_if_json(current):
         ceiling = money(current.ceiling_minor, current.currency)
         session.screen.print(f"Extended: notebook {notebook_id}. Its ceiling is {ceiling} now.", style="green")
 
@@ -123,7 +123,7 @@ def extend(session: Session, notebook_id: int, hours: float, max_ceiling: str | 
 def stop(session: Session, notebook_id: int) -> None:
     """Stop a notebook. You pay for the time it used. Saved files stay in the workspace."""
     current = session.connect().stop_notebook(notebook_id)
-    if not session.screen.print_json(current):
+    if not session.screen.print_if_json(current):
         session.screen.print(f"Notebook {notebook_id}: {current.state}.")
 
 

@@ -89,7 +89,7 @@ def quote(session: Session, /, *, yes: bool, **options: Any) -> None:
     """Price a run of SCRIPT without buying it. The project's files are sent, because the price depends on them."""
     client = session.connect()
     price_quote = _send_and_price(session, client, options, is_confirmed=yes)
-    if not session.screen.print_json(price_quote):
+    if not session.screen.print_if_json(price_quote):
         show_quote(session.screen, price_quote)
 
 
@@ -135,12 +135,12 @@ def run(
     order = client.order(price_quote.id)
     screen.print(f"Bought: job {order.job}, {client.url}/jobs/{order.job}/", style="green")
     if not watch:
-        screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
+        screen.print_if_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         return
     ended_job = _watch_to_end(session, client, order.job)
     if ended_job is None:
         screen.print(f"Job {order.job} goes on. Watch it: trainyard logs -f {order.job}")
-        screen.print_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
+        screen.print_if_json({"job": client.job(order.job), "diagnosis": None, "receipt": None, "files": []})
         click.get_current_context().exit(DETACHED)
     style = "green" if ended_job.state == "succeeded" else "red"
     screen.print(f"Job {ended_job.id} {ended_job.state}. {ended_job.sentence}", style=style)
@@ -151,7 +151,7 @@ def run(
     if not screen.is_json:
         show_receipt(screen, receipt)
     files = _download_at_end(session, client, ended_job, paths, target) if paths else []
-    screen.print_json({"job": ended_job, "diagnosis": diagnosis, "receipt": receipt, "files": files})
+    screen.print_if_json({"job": ended_job, "diagnosis": diagnosis, "receipt": receipt, "files": files})
     click.get_current_context().exit({"succeeded": 0, "cancelled": JOB_CANCELLED}.get(ended_job.state, JOB_FAILED))
 
 

@@ -50,7 +50,7 @@ def sweep() -> None:
 def quote(session: Session, file: Path) -> None:
     """Price the sweep of FILE without buying it."""
     price_quote = session.connect().quote_sweep(_read_file(file))
-    if not session.screen.print_json(price_quote):
+    if not session.screen.print_if_json(price_quote):
         _show_quote(session.screen, price_quote)
 
 
@@ -94,7 +94,7 @@ def extend(session: Session, /, *, sweep_id: int, trials: int | None, ceiling: s
 def list_sweeps(session: Session, limit: int) -> None:
     """List the sweeps, newest first."""
     results = list(islice(session.connect().sweeps(), limit))
-    if not session.screen.print_json(results):
+    if not session.screen.print_if_json(results):
         session.screen.table(
             ("Sweep", "Name", "State", "Trials", "Best", "Cost", "Ordered"),
             (
@@ -116,7 +116,7 @@ def show(session: Session, sweep_id: int) -> None:
     client = session.connect()
     current = client.sweep(sweep_id)
     trials = client.trials(sweep_id)
-    if not session.screen.print_json(asdict(current) | {"trials": trials}):
+    if not session.screen.print_if_json(asdict(current) | {"trials": trials}):
         _show_sweep(session.screen, current, trials)
 
 
@@ -139,7 +139,7 @@ def watch(session: Session, sweep_id: int) -> None:
 def stop(session: Session, sweep_id: int) -> None:
     """Start no more trials and stop the open ones. You pay for the time they used."""
     current = session.connect().stop_sweep(sweep_id)
-    if not session.screen.print_json(current):
+    if not session.screen.print_if_json(current):
         session.screen.print(f"Sweep {sweep_id}: {current.state}.")
 
 
@@ -167,7 +167,7 @@ def _confirm_and_buy(
     screen.print(f"Bought: sweep {new_sweep.id}.", style="green")
     if wait:
         _watch_to_end(session, client, new_sweep.id)
-    elif not screen.print_json(new_sweep):
+    elif not screen.print_if_json(new_sweep):
         screen.print(f"Watch it: trainyard sweep watch {new_sweep.id}")
 
 
@@ -184,7 +184,7 @@ def _watch_to_end(session: Session, client: Client, sweep_id: int) -> None:
         screen.print(f"Sweep {sweep_id} goes on. Watch it: trainyard sweep watch {sweep_id}")
         click.get_current_context().exit(DETACHED)
     trials = client.trials(sweep_id)
-    if not screen.print_json(asdict(current) | {"trials": trials}):
+    if not screen.print_if_json(asdict(current) | {"trials": trials}):
         _show_sweep(screen, current, trials)
     click.get_current_context().exit(_exit_status(current))
 

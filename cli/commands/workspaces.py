@@ -29,7 +29,7 @@ def workspace() -> None:
 def list_workspaces(session: Session) -> None:
     """List the workspaces, newest first."""
     results = list(session.connect().workspaces())
-    if not session.screen.print_json(results):
+    if not session.screen.print_if_json(results):
         rows = [(result.name, size(result.size_bytes), result.created_at) for result in results]
         session.screen.table(("Name", "Size", "Created"), rows, right_aligned=("Size",))
 
@@ -42,14 +42,14 @@ def list_workspaces(session: Session) -> None:
 @json_option
 @pass_session
 def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> None:
-    """Send the files of FOLDER that differ to a workspace, which is created if it does not exist.
+    """Send new and changed files of FOLDER to a workspace. Create the workspace if it does not exist.
 
     `.trainyardignore`, in the form of .gitignore, names files to leave out.
     """
     client = session.connect()
     name = name or workspace_sync.workspace_name(folder)
     plan = sync_folder(session, client, folder, name, is_confirmed=yes, delete=delete)
-    session.screen.print_json(
+    session.screen.print_if_json(
         {
             "workspace": name,
             "sent": [file.path for file in plan.changed],
@@ -62,7 +62,7 @@ def sync(session: Session, folder: Path, name: str, delete: bool, yes: bool) -> 
 def sync_folder(
     session: Session, client: Client, folder: Path, name: str, *, is_confirmed: bool, delete: bool = False
 ) -> workspace_sync.Plan:
-    """Send the files of a folder that differ to a workspace, and print what was done."""
+    """Send new and changed files of a folder to a workspace, and print what was done."""
     screen = session.screen
     scan_result = scan(folder)
     if scan_result.skipped:

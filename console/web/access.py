@@ -28,7 +28,7 @@ from django_htmx.middleware import HtmxDetails
 from console.accounts import second_factors
 from console.accounts.models import Membership, User
 from console.accounts.roles import Capability
-from console.core.errors import CustomerError, NotAllowed
+from console.core.errors import CustomerError, NotAllowed, NotFound
 
 Arguments = ParamSpec("Arguments")
 
@@ -105,8 +105,8 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
     """Require membership with a role that allows `capability`.
 
     Anonymous users must log in, and users without an organization must create one. Members who lack a second factor
-    that the organization requires are led to the page that sets one up. Members without the capability get 403. Errors
-    `not_allowed` and `not_found` of the services become 403 and 404.
+    that the organization requires are led to the page that sets one up. Members without the capability get 403. The
+    services' errors NotAllowed and NotFound become 403 and 404.
     """
 
     def decorate(view: View[Arguments]) -> View[Arguments]:
@@ -122,10 +122,9 @@ def member(capability: Capability) -> Callable[[View[Arguments]], View[Arguments
                 return view(request, *args, **kwargs)
             except NotAllowed as error:
                 raise PermissionDenied(str(error.message)) from error
-            except CustomerError as error:
-                if error.code == "not_found":
-                    raise Http404(str(error.message)) from error
-                raise  # views handle their other errors themselves; an error that reaches this line becomes a 500
+            except NotFound as error:
+                raise Http404(str(error.message)) from error
+            # Views handle other errors themselves; one that they raise becomes a 500.
 
         return wrapper
 

@@ -1,4 +1,8 @@
-"""Build the parts of a node's plan that do not depend on the backend. Pure: a RunSpec in, plain data out."""
+"""Build the parts of a node's plan that do not depend on the backend. Pure: a RunSpec in, plain data out.
+
+A node's plan has its limits (`NodePlan`) and the launch plan (`runtime.launcher.topology.LaunchPlan`), whose `plan` has
+the fields of `runtime.launcher.topology.Plan`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ def _collectives(spec: RunSpec) -> str:
     return "nccl" if spec.resources.gpus else "gloo"
 
 
-def plan_fields(spec: RunSpec) -> dict[str, Any]:
+def topology_fields(spec: RunSpec) -> dict[str, Any]:
     """Return the fields of `runtime.launcher.topology.Plan` that the spec decides.
 
     The caller adds `node`, `own_network` and the ports.

@@ -1,6 +1,7 @@
 """The rounds of an elastic run: which nodes take part, and how a round changes the plan. Pure.
 
-A *round* is a period of the run with one set of nodes; round 0 has all of them. Node 0 decides on rounds. Nodes are
+A *round* is a period of the run with one set of nodes. A new round begins when nodes are lost, and when ranks must be
+started again because they could not reconnect. Round 0 has all nodes. Node 0 decides on rounds. Nodes are
 identified by their number at submission, except in a round's plan, where the numbers are consecutive.
 """
 
@@ -53,10 +54,9 @@ def round_plan(plan: Plan, current_round: Round) -> Plan:
     ports_by_round = [
         plan.spare_ports[start : start + ports_per_round] for start in range(0, len(plan.spare_ports), ports_per_round)
     ]
-    # There is one set of spare ports for each node that the run can lose. Restarts of a soft round add rounds, so the
-    # sets may run out. Then they are used again, from the first on.
-    round_index = (current_round.number - 1) % len(ports_by_round) if ports_by_round else 0
-    ports = list(ports_by_round[round_index]) if ports_by_round else [plan.master_port]
+    # There is one set of spare ports for each node that the run can lose. A lost node uses one set. A soft round that
+    # must be restarted uses one more, so there may be more rounds than sets; then begin again with the first.
+    ports = list(ports_by_round[(current_round.number - 1) % len(ports_by_round)])
     return plan._replace(
         node=members.index(plan.node),
         nodes=len(members),

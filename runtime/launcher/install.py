@@ -1,4 +1,4 @@
-"""The platform's script that installs packages: it runs uv as a file says, `inputs/plan.json` below DATASETS_PATH.
+"""The platform's script that installs packages: it runs uv with the options in `$DATASETS_PATH/inputs/plan.json`.
 
 The script runs in a sandbox, since packages that are published as source run their own code when they are built. On the
 local backend the sandbox has no network. uv's requests then go to a port of the sandbox's loopback, and this script

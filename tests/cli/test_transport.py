@@ -47,6 +47,7 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
         (httpx.ReadError("cut"), lambda client: client.cancel(1), 1),  # the console may have got the request
         (httpx.ConnectError("refused"), lambda client: client.cancel(1), TRIES),  # the console cannot have got it
         (httpx.ReadError("cut"), lambda client: client.whoami(), TRIES),
+        (httpx.ReadError(""), lambda client: client.whoami(), TRIES),
         (httpx.Response(502), lambda client: client.cancel(1), 1),
         (httpx.Response(502), lambda client: client.whoami(), TRIES),
         (httpx.Response(500), lambda client: client.whoami(), 1),
@@ -54,8 +55,9 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
 )
 def test_only_what_may_be_repeated_is_sent_again(problem, call, tries):
     line = Connection(problem)
-    with pytest.raises(ApiError if isinstance(problem, httpx.Response) else Unreachable):
+    with pytest.raises(ApiError if isinstance(problem, httpx.Response) else Unreachable) as caught:
         call(line.client)
+    assert ": ." not in str(caught.value), "an error without text has the name of its class"
     assert len(line.requests) == tries
     assert max(line.pauses, default=0) <= MAX_PAUSE_SECONDS
 

@@ -118,7 +118,7 @@ def test_a_line_has_the_time_of_its_beginning():
         (f"a{ESCAPE}]8;;file:///etc\x1b\\b", "ab", "ab"),
         (f"a{ESCAPE}P+q{ESCAPE}\\b{ESCAPE}c", "ab", "ab"),
         (f"{ESCAPE}", "", ""),
-        ("a\x9b31mb\u202ec\x07", "a31mbc", "a31mbc"),
+        ("a\x9b31mb\u202e\u061cc\x07", "a31mbc", "a31mbc"),
         (" 10%\r 90%\r100%", " 10% 90%100%", "100%"),
         ("windows\r", "windows", "windows"),
     ],

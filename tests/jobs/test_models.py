@@ -13,6 +13,7 @@ from runtime.specs import Mount, Outcome
 from storage import retention
 from storage import selectors as storage
 from storage.errors import InUse
+from storage.models import Model
 from tests.factories.jobs import start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
@@ -111,3 +112,7 @@ def test_wrong_models_are_reported_at_their_field(customer, other, trained):
         with pytest.raises(InvalidInput) as refused:
             buyer.quote(models=models)
         assert set(refused.value.fields) == {"models"}, models
+    Model.objects.create(organization=customer.organization, name="empty")
+    with pytest.raises(InvalidInput) as refused:
+        customer.quote(models=["empty"])
+    assert "has no version" in str(refused.value.fields["models"])

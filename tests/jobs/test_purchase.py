@@ -44,7 +44,7 @@ INVALID = {
     "code_path": ("../secret.py", "/etc/passwd", "a/../../b.py", "missing.py", "", None, 7, ".", "data", "notes.txt",
                   "link.py", "a\0.py", "\ud800.py", "a" * 1001 + ".py"),
     "environment": (5, ["A"], "A", {"A": [1]}, {"": "x"}), "secrets": (5, {"A": 1}, ["A"]),
-    "arguments": (5, {"a": 1}, [["a"]], [None], "it's", ["a\0"], ["\ud800"], ["x" * 9000]),
+    "arguments": (5, {"a": 1}, [["a"]], [None], [True], "it's", ["a\0"], ["\ud800"], ["x" * 9000]),
     "datasets": ("nothing", ["nothing"], 5, [5], ["empty"], ["full", "full"], [f"d{n}" for n in range(101)]),
     "max_seconds": (0, 59, "soon", [], {}, 10**9),
     "ceiling_minor": (0, -5, "cheap", [], 10**13),
@@ -67,6 +67,9 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
     assert refusals(customer, lr="0." + "1" * 31)["lr"] == "The learning rate must have at most 32 characters."
+    assert "must be a number" in refusals(customer, lr="nan")["lr"]
+    assert "too large" in refusals(customer, lr="1e999")["lr"]
+    assert set(refusals(customer, node_spec="none", from_checkpoint=1)) == {"node_spec"}
     # Fields that are left unchecked when a field on which they depend is invalid.
     dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
     wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}

@@ -32,7 +32,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
     ports = launch_plan.ports_needed(spec)
     first_spare = _FIRST_WORKER_PORT + ports["worker_ports"]
     topology = {
-        **launch_plan.plan_fields(spec),
+        **launch_plan.topology_fields(spec),
         "interface": "",  # which interface a Pod has depends on the cluster's network
         "own_network": True,
         "master_port": MASTER_PORT,

@@ -78,8 +78,9 @@ class Observation:
 def assess(node: int, record: RecordData | None, observation: Observation) -> RecordData:
     """Return a node's record with the fields that `supervision.outcome.merge` needs.
 
-    `record` is None if the supervisor has written none. The result has the field `loss` if the node was lost. Its
-    `alive` is also True after a last record: the supervisor then ends by itself.
+    `record` is None if the supervisor has written none. The result has the field `loss` if the node was lost. A *last
+    record* has the phase `ended`. A node with one still counts as `alive`, that is, as not lost: its supervisor has
+    exited normally, or is about to.
     """
     if record is None:
         return _unstarted_record(node, observation)
@@ -117,7 +118,7 @@ def _unstarted_record(node: int, observation: Observation) -> RecordData:
         "detail": "",
         "causes": [],
         "alive": not observation.job_has_ended,
-        "silent": False,
+        "silent": False,  # a field for `merge`; never True on Slurm, where a node without heartbeats has a `loss`
         "seen_at": observation.submitted_at,
     }
     if not observation.job_has_ended:
@@ -222,8 +223,8 @@ def _cause_by_job_state(record: RecordData, observation: Observation) -> Cause |
     if state in _MACHINE_FAULTS:
         message = f"Node {node} was lost: Slurm reports {state} for the run's job."
         cause = new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
-        # If another machine is known to have failed, its node must be the first cause, so this cause is dated later.
-        # Otherwise this node's own machine may have failed and may be back in service by now.
+        # If another machine is known to have failed, its node must be the first cause. So this cause is dated after the
+        # job's end. Otherwise this node's machine may be the one, back in service by now, so its cause keeps its time.
         if observation.failed_machines and observation.job is not None:
             cause["at"] = observation.job.ended_at + 1.0
         return cause

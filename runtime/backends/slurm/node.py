@@ -53,7 +53,8 @@ _RECORD_SECONDS = 60.0
 minute that the file is missing."""
 IMPORT_FILE = "import.json"
 """The file in the run's folder that node 0 writes when it begins to import the run's own image, and again with the
-image's contents when it is ready. So other nodes need not wait until they see the image's own `image.json`."""
+image's contents when it is ready. While `is_ready` is false, the console shows that the image is being imported. Other
+nodes wait for the contents here, so they need not wait until they see the image's own `image.json`."""
 _IMPORT_MARGIN_SECONDS = 60.0
 """How much longer than an import's limit the other nodes wait for node 0, which needs seconds to write the result."""
 _POLL_SECONDS = 0.1
@@ -69,8 +70,8 @@ class RunPlan(TypedDict):
     """The plan of a run, for all of its nodes, as JSON in its folder. Paths are the same on all machines.
 
     `secrets` are variables of the ranks. `nonce` identifies the submission, and the launchers recognize each other by
-    `token`. `checkpoints`, `outputs`, `image` and `launcher` are folders. `disk_mib`, `start_seconds`, `interface` and
-    `bubblewrap` are settings of the cluster (`SlurmConfig`).
+    `token`. `change_file` is as in `SupervisorPlan`. `checkpoints`, `outputs`, `image` and `launcher` are folders.
+    `disk_mib`, `start_seconds`, `interface` and `bubblewrap` are settings of the cluster (`SlurmConfig`).
     """
 
     spec: dict[str, Any]
@@ -102,6 +103,10 @@ class Endpoint(TypedDict):
     address: str
     ports: list[int]
     control_port: int
+
+
+class GpusMissing(Exception):
+    """This task has fewer GPUs than its node spec. The message is the reason why the run ends."""
 
 
 class SlurmLimits(Limits):
@@ -197,16 +202,17 @@ class SlurmSupervisor(Supervisor):
         verdict = Verdict(
             kind="node_lost", code="evicted", message=f"Slurm ended node {self._node}.", data={ENDED_BY_SLURM: True}
         )
-        if self._may_be_ended_by_slurm():
+        if self._rank_ended_by_sigterm_first():
             self._record.add_cause(verdict)  # directly, since `_end` ignores verdicts once the ranks have ended
         elif self._record.phase != "stopping":
             self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
             self._end(verdict)
 
-    def _may_be_ended_by_slurm(self) -> bool:
-        """Return whether a rank died of a SIGTERM that may be Slurm's, and this process has recorded none of its own.
+    def _rank_ended_by_sigterm_first(self) -> bool:
+        """Return whether a rank died of SIGTERM, but this process has not recorded a SIGTERM to itself (yet).
 
-        Slurm signals the processes of a node one after another, so ranks may end before their supervisor is signalled.
+        The SIGTERM may be Slurm's, which signals the processes of a node one after another. So ranks may end before
+        their supervisor is signalled.
         """
         causes = self._record.causes
         was_signalled = any((cause.get("data") or {}).get(ENDED_BY_SLURM) for cause in causes)
@@ -215,7 +221,7 @@ class SlurmSupervisor(Supervisor):
     def _add_final_data(self) -> None:
         # The record must have Slurm's SIGTERM as a cause, and not only the ranks that it ended.
         give_up_at = time.monotonic() + _SIGTERM_SECONDS
-        while self._may_be_ended_by_slurm() and (seconds := give_up_at - time.monotonic()) > 0:
+        while self._rank_ended_by_sigterm_first() and (seconds := give_up_at - time.monotonic()) > 0:
             if select.select([self._caught_signals], [], [], seconds)[0]:
                 self._read_signals()
         super()._add_final_data()
@@ -257,7 +263,11 @@ def main(folder: Path, nonce: str) -> int:
             if container is None:
                 sys.stderr.write("The run's image was not imported.\n")
                 return 1
-        plan = _supervisor_plan(run_plan, spec, node, endpoints, container)
+        try:
+            plan = _supervisor_plan(run_plan, spec, node, endpoints, container)
+        except GpusMissing as error:
+            _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED, str(error)))
+            return 1
         plan["listener"] = None if listener is None else listener.detach()
         SlurmSupervisor(plan).run()
     return 0
@@ -309,8 +319,7 @@ def _exchange_endpoints(
 def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_importer: bool) -> Container | None:
     """Return the run's own image, once it is imported: by this process if `is_importer`, else by that of node 0.
 
-    None if the import failed or the run was stopped. `end.json` then has the reason why the run ends, unless it was
-    stopped.
+    None if the import failed or the run is ending (`_is_ending`).
     """
     try:
         host_interpreter()  # checked before the import, so that an error ends the run at once
@@ -322,7 +331,7 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
     else:
         seconds = own_image["seconds"] + run_plan["start_seconds"] + _IMPORT_MARGIN_SECONDS
         contents = _wait_for_import(folder, seconds)
-    if contents is None or _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
+    if contents is None or _is_ending(folder):
         return None
     root = Path(own_image["folder"]) / contents["root"]
     return Container(root=root, python=contents["python"], environment=contents["environment"])
@@ -339,7 +348,7 @@ def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> Imag
             contents = image_import.import_image(
                 own_image,
                 bubblewrap=_bubblewrap(run_plan),
-                is_stopped=lambda: is_signalled() or _load(folder / "stop.json") is not None,
+                is_stopped=lambda: is_signalled() or _is_ending(folder),
             )
         write_json(folder / IMPORT_FILE, {"is_ready": True, "contents": contents})
         return contents
@@ -348,13 +357,22 @@ def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> Imag
     except ImportFailed as error:
         _end_run(folder, new_cause(error.outcome, error.code, str(error), error.data))
     except OSError as error:
-        message = f"The run's image could not be imported: {error.strerror}."
+        message = f"The run's image could not be imported: {error.strerror or error}."
         _end_run(folder, new_cause(Outcome.PLATFORM_ERROR, FailureCode.PLATFORM_ERROR, message))
     return None
 
 
+def _is_ending(folder: Path) -> bool:
+    """Return whether the run must end: another process has stored the reason, or the customer stopped the run.
+
+    `end.json` is written by the console, or by a node that cannot start (`_end_run`); its field `loss` is the cause.
+    `stop.json` is a request of a customer, or of the console for a run whose end is already stored.
+    """
+    return _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None
+
+
 def _end_run(folder: Path, cause: Cause) -> None:
-    """Store why the run ends, unless the console has ended it meanwhile."""
+    """Store why the run ends, unless the console or another node has done so meanwhile."""
     if _load(folder / "end.json") is None:
         write_json(folder / "end.json", {"at": time.time(), "loss": cause})
 
@@ -391,7 +409,7 @@ def _wait_for_import(folder: Path, seconds: float) -> ImageContents | None:
         contents: ImageContents | None = (_load(folder / IMPORT_FILE) or {}).get("contents")
         if contents is not None:
             return contents
-        if _load(folder / "end.json") is not None or _load(folder / "stop.json") is not None:
+        if _is_ending(folder):
             return None
         time.sleep(_POLL_SECONDS)  # shared storage sends no events
     return None
@@ -418,9 +436,12 @@ def _bubblewrap(run_plan: RunPlan) -> str:
 def _supervisor_plan(
     run_plan: RunPlan, spec: RunSpec, node: int, endpoints: list[Endpoint], container: Container | None
 ) -> SupervisorPlan:
-    """Return the plan of this node's supervisor. `container` is the run's own image, if it has one."""
+    """Return the plan of this node's supervisor. `container` is the run's own image, if it has one.
+
+    Raises GpusMissing.
+    """
     folder = Path(run_plan["folder"])
-    gpus = _own_gpus() if spec.resources.gpus else {}
+    gpus = _own_gpus(spec.resources.gpus) if spec.resources.gpus else {}
     node_sandbox = _sandbox(run_plan, spec, node, tuple(gpus.values()), container)
     environment = sandbox.base_environment(
         node_sandbox.image, list(gpus), has_packages=node_sandbox.packages is not None
@@ -441,7 +462,7 @@ def _supervisor_plan(
     plan["fork_server"] = ""  # starts are always cold
     plan["nonce"] = run_plan["nonce"]
     plan["shells"] = True
-    plan["peers_are_here"] = False
+    plan["peers_are_here"] = False  # the other nodes may be on other machines
     hub = endpoints[0]
     ports_per_node = launch_plan.ports_needed(spec)["worker_ports"] // spec.nodes
     worker_ports: list[int] = []
@@ -512,13 +533,24 @@ def _own_address(interface: str) -> str:
         return str(datagram_socket.getsockname()[0])
 
 
-def _own_gpus() -> dict[str, int]:
-    """Return the device numbers of the GPUs that Slurm gave to this task, by UUID."""
+def _own_gpus(count: int) -> dict[str, int]:
+    """Return the device numbers of the GPUs that Slurm gave to this task, by UUID.
+
+    Raises GpusMissing if there are fewer than `count`, so that no customer pays for GPUs that the ranks cannot use.
+    """
     # Slurm sets CUDA_VISIBLE_DEVICES to the index or the UUID of each GPU of the task.
-    own_names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    own_names = [name for name in visible.split(",") if name]
     gpus = host.gpus()
     gpus_by_name = {gpu.uuid: gpu for gpu in gpus} | {str(gpu.index): gpu for gpu in gpus}
+    # `nvidia-smi` does not list a part of a GPU (MIG) as a GPU, and no GPU at all if the driver has failed.
     own_gpus = [gpus_by_name[name] for name in own_names if name in gpus_by_name]
+    if len(own_gpus) < count:
+        machine = os.environ.get("SLURMD_NODENAME", socket.gethostname())
+        raise GpusMissing(
+            f"The machine {machine} gave the node {len(own_gpus)} of its {count} GPUs. CUDA_VISIBLE_DEVICES is "
+            f"{visible!r}."
+        )
     return {gpu.uuid: gpu.device_number for gpu in own_gpus}
 
 
@@ -538,6 +570,7 @@ def _memory_cgroups() -> list[str]:
 def check_containers(tools: str, bubblewrap: str, fallback_bubblewrap: str, result: Path) -> None:
     """Write to the file `result` why this machine cannot run customers' own images; "" if it can.
 
+    A job runs this on one compute node when an administrator checks the cluster (`slurm.check`).
     `tools` and `bubblewrap` are settings of the cluster; `fallback_bubblewrap` is as in `RunPlan`.
     """
     problem = image_import.check_tools(tools, _find_bubblewrap(bubblewrap, fallback_bubblewrap))

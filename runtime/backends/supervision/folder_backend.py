@@ -141,7 +141,7 @@ class FolderBackend:
         """See `Backend.environment`."""
         # Ports are chosen at submission; the protocol promises 0 in their place.
         ports = {"master_port": 0, "worker_ports": [0] * launch_plan.ports_needed(spec)["worker_ports"]}
-        plan = Plan.from_data({**launch_plan.plan_fields(spec), **ports, "node": rank // spec.workers_per_node})
+        plan = Plan.from_data({**launch_plan.topology_fields(spec), **ports, "node": rank // spec.workers_per_node})
         return rank_environment(plan, rank % spec.workers_per_node)
 
     def run_folder(self, name: str) -> Path:

@@ -61,7 +61,7 @@ def node_plan(
         "disk_by_quota": disk.get("disk_by_quota", False),
         "written": _writable_folders(spec, node_sandbox),
         "launcher": {
-            "plan": {**launch_plan.plan_fields(spec), "node": node},
+            "plan": {**launch_plan.topology_fields(spec), "node": node},
             "python": python,
             "environment": dict(environment),
             "variables": spec.environment,  # the order's own, which only the ranks get

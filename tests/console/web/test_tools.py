@@ -19,6 +19,7 @@ from django.test import Client
 from django.urls import reverse
 
 from console.accounts.models import Membership
+from console.core.errors import InvalidInput
 from jobs import tensorboards
 from runtime.tools import control, owner
 from tests.console.processes import wait_for
@@ -87,6 +88,8 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
         browser.force_login(stranger.user)
         listed = browser.post(reverse("jobs_tensorboard"), {"job": [job.pk]})
         assert listed.url == reverse("job_list")  # nothing to show
+        with pytest.raises(InvalidInput, match="at most 20 jobs"):
+            tensorboards.open_session(membership=customer.membership, jobs=[job] * 21)
 
         with logged_in(url, customer.membership) as mine:
             runs = mine.get(path)

@@ -48,4 +48,6 @@ def test_a_gpu_has_the_number_of_its_device_file_which_may_differ_from_its_index
 @pytest.mark.parametrize("visible", ["0", "GPU-a"])
 def test_a_slurm_task_gets_the_device_file_of_its_own_gpu(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert node._own_gpus() == {"GPU-a": 1}
+    assert node._own_gpus(1) == {"GPU-a": 1}
+    with pytest.raises(node.GpusMissing, match=f"1 of its 2 GPUs.*{visible}"):
+        node._own_gpus(2)

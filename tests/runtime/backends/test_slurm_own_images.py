@@ -178,22 +178,23 @@ def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
         importer_with(tmp_path, monkeypatch, str(program))._run_program(["skopeo"])
 
 
-def refuse_locks(*_arguments, **_options):
-    raise OSError(errno.ENOLCK, "No locks available")
-
-
 @pytest.mark.parametrize(
-    ("name", "replaced", "code"),
+    ("replaced", "code", "error"),
     [
-        ("import_image", image_import, FailureCode.PLATFORM_ERROR),
-        ("host_interpreter", node, FailureCode.NODE_NOT_STARTED),
+        ((image_import, "import_image"), FailureCode.PLATFORM_ERROR, OSError(errno.ENOLCK, "No locks available")),
+        ((image_import, "import_image"), FailureCode.PLATFORM_ERROR, OSError("No locks available")),
+        ((node, "host_interpreter"), FailureCode.NODE_NOT_STARTED, OSError("No locks available")),
     ],
 )
 def test_an_error_of_the_importing_node_ends_the_run_as_the_platforms_fault(
-    tmp_path, monkeypatch, name, replaced, code
+    tmp_path, monkeypatch, replaced, code, error
 ):
     """Otherwise the other nodes would wait for the import's whole time limit."""
-    monkeypatch.setattr(replaced, name, refuse_locks)
+
+    def refuse(*_arguments, **_options):
+        raise error
+
+    monkeypatch.setattr(*replaced, refuse)
     plan = {**PLAN, "folder": str(tmp_path / "image")}
     assert node._container(RUN_PLAN, plan, tmp_path, is_importer=True) is None
     cause = json.loads((tmp_path / "end.json").read_bytes())["loss"]
@@ -218,6 +219,9 @@ def test_sigterm_ends_a_node_after_its_import_has_removed_its_files(tmp_path, mo
     def import_until_stopped(_plan, *, bubblewrap, is_stopped):
         assert bubblewrap == "bwrap"
         assert not is_stopped()
+        (tmp_path / "end.json").write_text("{}")  # of another node, which cannot start
+        assert is_stopped()
+        (tmp_path / "end.json").unlink()
         os.kill(os.getpid(), signal.SIGTERM)
         assert is_stopped()
         events.append("files removed")

@@ -59,7 +59,8 @@ def supervise(request: StartRequest) -> None:
         "master_port": port_numbers[1] if worker_ports else port_numbers[0],
         "worker_ports": port_numbers[1 : 1 + worker_ports],
         "spare_ports": port_numbers[1 + worker_ports :],
-        "own_network": not sharing_reason and len(plans) == 1,  # several nodes would share the run's namespace
+        # Whether the node has a network to itself. Several nodes share the run's network namespace.
+        "own_network": not sharing_reason and len(plans) == 1,
     }
     for plan in plans:
         plan["launcher"]["plan"].update(shared_fields)
@@ -79,7 +80,8 @@ def supervise(request: StartRequest) -> None:
 def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
     """Supervise the node of this plan to its end. Keeps only its lock, which shows that its supervisor lives."""
     node = plan["node"]
-    # The process of node 0 has a session: the daemon's fork has created one, or in a cold start the pool's client.
+    # The process of node 0 already leads a session: the daemon calls setsid in its fork, and in a cold start the pool's
+    # client starts the process in a new session.
     if node:
         os.setsid()
     for lock_node, lock in enumerate(locks):
