@@ -290,7 +290,8 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("The system library %(library)s is missing in the image."),
         gettext_lazy("Use a package that includes it, such as opencv-python-headless, or an image of your own."),
         Fix.REQUIREMENTS,
-        (r"(?P<library>lib[\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file",),
+        # Without libcuda, NVIDIA's driver, which no package has: see `no_gpu`.
+        (r"(?P<library>lib(?!cuda\.so)[\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file",),
     ),
     Cause(
         "import_name",
