@@ -261,6 +261,5 @@ def _cell(value: object) -> str:
 
 
 def _json(value: object, indent: int | None = 2) -> str:
-    return json.dumps(
-        value, ensure_ascii=False, indent=indent, default=_cell
-    )  # for dates and numbers: JSON writes texts itself
+    # `default` is called only for types that JSON does not have, such as dates and decimal numbers.
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_cell)

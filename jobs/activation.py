@@ -1,4 +1,7 @@
-"""Activate the service: accept the terms, create wallet and first workspace, grant trial credit. Safe to repeat."""
+"""Activate distributed training: accept the terms, create wallet and first workspace, grant trial credit.
+
+Safe to repeat. An organization that has not activated it cannot order.
+"""
 
 from __future__ import annotations
 

@@ -525,6 +525,7 @@ def _whole_number(request: Request, name: str, default: int) -> int:
 
 
 def _is_set(request: Request, name: str) -> bool:
+    """Whether a query parameter is switched on."""
     return request.query_params.get(name) in {"1", "true"}
 
 

@@ -115,7 +115,8 @@ class _ClusterState:
         is_drained = bool(drain_reason(name))
         if is_drained or capacity is None:
             return cls(capacity, is_drained=is_drained)
-        jobs_of_cluster = Job.objects.filter(node_spec__cluster__in=stored_names(name))
+        names = stored_names(name)  # node specs may name the first cluster in several ways, such as ""
+        jobs_of_cluster = Job.objects.filter(node_spec__cluster__in=names)
         queued_jobs = jobs_of_cluster.filter(state=JobState.QUEUED)
         if capacity.elastic:
             return cls(capacity, queued_count=queued_jobs.count())
@@ -126,7 +127,7 @@ class _ClusterState:
         )
         now = timezone.now()
         jobs = list(open_jobs)
-        snapshots = CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name))
+        snapshots = CapacitySnapshot.objects.filter(node_spec__cluster__in=names)
         queued = [job for job in jobs if job.state == JobState.QUEUED]
         is_truncated = len(jobs) > MAX_OPEN_JOBS
         return cls(

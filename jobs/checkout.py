@@ -1,6 +1,6 @@
 """Buy quotes that customers paid for at the payment page, once the payment arrives, even if they closed the page.
 
-The payment tops up the wallet in any case. If the quote can no longer be bought, the money stays there.
+The payment tops up the wallet in any case. If the quote can no longer be bought, the money stays in the wallet.
 """
 
 from __future__ import annotations

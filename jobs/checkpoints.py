@@ -135,5 +135,5 @@ def _shares_storage(cluster_name: str) -> bool:
     """Whether the console can read and write the files of the cluster's runs."""
     try:
         return cluster(cluster_name).shares_storage
-    except RuntimeFault:  # the settings no longer name it, so nothing can be copied
+    except RuntimeFault:  # the settings no longer name the cluster, so nothing can be copied
         return False

@@ -39,7 +39,7 @@ MAX_REPORT_BYTES = 256 * 1024
 MAX_RANKS = 512
 """Ranks whose reports are read, because each is a file to open while the page is built."""
 MAX_FINDINGS = 1000
-"""Findings of one report that are read. A real one has about a dozen, and one for each of up to 100 datasets."""
+"""Findings of one report that are read. A real report has about a dozen, and one for each of up to 100 datasets."""
 MAX_ERROR_LENGTH = 500
 """Characters of a finding's error that the checklist shows: a few lines."""
 MAX_VALUE_LENGTH = 100
@@ -47,9 +47,9 @@ MAX_VALUE_LENGTH = 100
 PRODUCT = "image-check"
 """Name of the product that every check orders."""
 CLOCK_TOLERANCE_SECONDS = 1.0
-"""Largest accepted difference between the clocks of two nodes. Metrics and logs are ordered by them, to the second."""
+"""Largest accepted difference between two nodes' clocks. Metrics and logs are ordered by the clocks, to the second."""
 MAX_TIME = 1e11
-"""A reported time (Unix seconds) must be smaller. It is in the year 5138."""
+"""Reported times (Unix seconds) must be below this one, which is in the year 5138."""
 MIN_FREE_BYTES = 1024**3
 """A writable folder with less free space fails its test, because a checkpoint of a common model needs about as much."""
 
@@ -223,7 +223,7 @@ def _findings(name: str, folder: int) -> list[dict[str, Any]] | None:
 
 def _job_columns(placement: Placement) -> dict[str, Any]:
     """Return the columns of the check's job. The script ignores epochs, learning rate and batch size."""
-    # Estimates learn from the runs with the same `code_key`: here from all checks of the image.
+    # Groups the checks of an image, as `Purchase.code_key` groups the trainings of a script.
     code_key = hashlib.sha256(f"{CHECK_SCRIPT}:{placement.image.pk}".encode()).hexdigest()
     return {
         "name": f"Check of {placement.image.name}",  # `selectors.title_of` shows it in the reader's language

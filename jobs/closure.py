@@ -38,7 +38,7 @@ from storage import selectors as storage
 from storage.models import Allocation, DatasetShare, DeletedFile, Image, Upload
 
 REASON = gettext_noop("The organization was closed")
-"""The reason that the refunds to the customer state."""
+"""The reason of the refunds, as the customer reads it."""
 logger = logging.getLogger(__name__)
 
 
@@ -88,7 +88,8 @@ def request(*, membership: Membership, confirmation: str) -> Closure:
     OrganizationClosing with the obstacles.
     """
     organization = membership.organization
-    if not membership.may_grant(Role.OWNER):  # a token that may only manage must not take what owners have
+    # Owners have all capabilities, so a token needs all scopes. A token that may only manage must not end everything.
+    if not membership.may_grant(Role.OWNER):
         raise NotAllowed
     if confirmation != organization.slug:
         sentence = _("Enter %(name)s to confirm.") % {"name": organization.slug}
@@ -225,6 +226,7 @@ def _complete(closure: Closure) -> str:
 
 def _delete_data(organization: Organization) -> None:
     """Delete everything that members stored and runs wrote. Safe to repeat. Raises InUse, ClusterUnavailable."""
+    # A job that has files has an allocation, the row that counts them against the storage quota.
     runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)
     for job in organization.jobs.filter(pk__in=[allocation.job_pk for allocation in runs]):
         results.remove(job=job, user=None)

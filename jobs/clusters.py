@@ -43,8 +43,10 @@ shows the reports, usually reads them every 15 s or less often."""
 class ClusterRow:
     """A cluster on the status page.
 
-    `answers` is None before the first reconciliation. `queued` counts jobs, `running` open attempts. `gaps` are
-    sentences about missing isolation between runs (`Backend.isolation_gaps`).
+    `answers` is None before the first reconciliation, and has had its value since `since`. `detail` is the error if the
+    cluster does not answer. `queued` counts jobs, `running` open attempts. `drain_reason` is empty unless an
+    administrator drained the cluster. `gaps` are sentences about missing isolation between runs
+    (`Backend.isolation_gaps`).
     """
 
     name: str
@@ -110,7 +112,10 @@ def resolve_cluster_name(name: str) -> str:
 
 
 def stored_names(name: str) -> set[str]:
-    """Return every stored name that refers to this cluster: the inverse of `resolve_cluster_name`."""
+    """Return every stored name that refers to this cluster: the inverse of `resolve_cluster_name`.
+
+    The first cluster may have several: its own name, "" and LEGACY_NAME.
+    """
     return {each for each in (name, "", LEGACY_NAME) if resolve_cluster_name(each) == name}
 
 
@@ -145,7 +150,7 @@ def resources_of(spec: NodeSpec) -> Resources:
 
 
 def image_of(image: Image, digest: str = "") -> specs.Image:
-    """Return the image as backends identify it: by a built-in name, or by a registry reference and a known digest."""
+    """Return the image as backends identify it: by a built-in name, or by reference and, if known, `digest`."""
     if image.is_builtin:
         return specs.Image(builtin=image.name)
     return specs.Image(reference=image.reference, digest=digest)
@@ -186,7 +191,7 @@ def record_status(*, name: str, answers: bool, detail: str = "") -> None:
     if not same_answer.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
-        # `waiting` reads it from the snapshots.
+        # `jobs.waiting` reads `answers` from the snapshots.
         CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name)).update(answers=answers)
 
 
@@ -211,8 +216,8 @@ def unavailable_clusters() -> set[str]:
 def report_capacity(name: str) -> None:
     """Publish a cluster's capacity and isolation gaps in Redis as a heartbeat, for metrics and health checks.
 
-    Those must not call clusters, because a cluster that does not answer would delay them. Does nothing if the last
-    report is recent.
+    Metrics and health checks must not call clusters, because a cluster that does not answer would delay them. Does
+    nothing if the last report is recent.
     """
     if not heartbeats.is_due(heartbeats.CLUSTER, name):
         return
@@ -239,7 +244,10 @@ def totals(capacity: Capacity) -> ClusterTotals:
 
 
 def status_rows(*, with_gaps: bool = False) -> list[ClusterRow]:
-    """Return a row for every cluster. `with_gaps`: also ask the clusters that answer for their isolation gaps."""
+    """Return a row for every configured cluster, and for any other that has queued jobs or open attempts.
+
+    `with_gaps`: also ask the clusters that answer for their isolation gaps.
+    """
     statuses = {status.name: status for status in ClusterStatus.objects.all()}
     queued = _counts(Job.objects.filter(state=JobState.QUEUED), "node_spec__cluster")
     running = _counts(Attempt.objects.filter(finished_at=None), "backend")

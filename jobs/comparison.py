@@ -141,7 +141,8 @@ class _Comparer:
 def _parse_purchase(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:
     """Return a quote's purchase with changes, validated as for an order. Raises ChoiceUnavailable.
 
-    `original`: the job that the quote repeats exactly, if any.
+    The versions of datasets and models stay those of the quote. `original`: the job that the quote repeats exactly, if
+    any.
     """
     data = {**purchase_data(quote.purchase), **changes}
     try:

@@ -1,4 +1,4 @@
-"""Analyze a job: its cost on other numbers of nodes, its free time's worth, and its cost to reach a metric's value.
+"""Analyze a job: its cost on other numbers of nodes, its free time's price, and its cost to reach a metric's value.
 
 Reads only; nothing here is charged. Amounts are in minor units.
 """
@@ -56,8 +56,8 @@ def alternatives(job: Job) -> list[Alternative]:
     """Return what a complete run costs on NODE_COUNTS and on the job's own number of nodes, fewest nodes first.
 
     Numbers of nodes without an estimate or a price are left out; the list is empty if no run of the script completed.
-    The times are estimates. If the job completed, they are all multiplied so that the estimate for its own number of
-    nodes becomes its actual time.
+    The times are estimates. If the job completed in one attempt on all its nodes, the times are all multiplied by one
+    factor, so that the estimate for its own number of nodes becomes its actual time.
     """
     runs = estimates.earlier_runs_like(job)
     counts = sorted({count for count in (*NODE_COUNTS, job.nodes) if count <= job.order.product.max_nodes})
@@ -163,7 +163,7 @@ class CostOfValue:
 
 
 def comparable_jobs(job: Job, limit: int) -> list[Job]:
-    """Return the job, followed by the latest other runs of its script, without free ones and other currencies.
+    """Return the job, followed by the latest other paid runs of its script in the same currency.
 
     Looks at no more than `limit` other runs.
     """

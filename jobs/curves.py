@@ -63,7 +63,7 @@ class Spending:
 
     def __init__(self, job: Job, attempts: Iterable[Attempt], now: datetime) -> None:
         terms = Terms.from_json(job.order.quote.terms)
-        self._per_second = float(terms.hourly) / SECONDS_PER_HOUR
+        self._per_second = float(terms.hourly) / SECONDS_PER_HOUR  # minor units per node-second
         self._ceiling_minor = job.order.hold.amount_minor
         self._moments: list[float] = []  # starts and ends of the billed spans, in Unix seconds
         self._node_seconds: list[float] = []  # node-seconds billed up to each moment
@@ -135,7 +135,7 @@ class Curves:
     currency: str
     is_free: bool
     last: int
-    """Id of the last point: later points have higher ids."""
+    """Highest id of the job's points so far. `after=last` in the next call returns only newer points."""
     kept_every: int
     """n if only every nth point is stored, because the job reported more than `telemetry.MAX_POINTS`; 1 if all are."""
     curves: list[Curve]
@@ -173,12 +173,14 @@ def curves(job: Job, *, after: int = 0, limit: int | None = POINTS_SHOWN, name: 
         for curve in by_name.values():
             if len(curve.value) > limit:
                 curve.keep(thinned_indexes(curve.value, limit))
+    # `telemetry` keeps its state, such as `kept_every`, in `Attempt.cursor`.
+    kept_every = max((each.cursor.get("kept_every", 1) for each in attempts), default=1)
     return Curves(
         job_id=job.pk,
         currency=job.order.quote.currency,
         is_free=spending.is_free,
         last=last,
-        kept_every=max((each.cursor.get("kept_every", 1) for each in attempts), default=1),
+        kept_every=kept_every,
         curves=[by_name[each] for each in sorted(by_name)],
     )
 

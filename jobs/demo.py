@@ -63,7 +63,7 @@ class TrainingResult(NamedTuple):
 
 @dataclass
 class Customer:
-    """A client of the API with a token."""
+    """A client of the API with a token. `url` is the installation's address; `console` prints to the terminal."""
 
     url: str
     token: str

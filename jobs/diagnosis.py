@@ -24,7 +24,7 @@ MAX_LOG_LENGTH = 32 * 1024
 MAX_LINE_LENGTH = 2000
 """Characters of a line that are searched. Only progress bars and minified sources have longer lines."""
 MAX_BLOCK_LINES = 60
-"""Lines that are searched if the output has no traceback. Earlier ones rarely belong to the failure."""
+"""Lines at the end of output without a traceback that are searched. Earlier lines rarely belong to the failure."""
 MAX_VALUE_LENGTH = 160
 """Characters of a value that is quoted from the output: about two lines on the page."""
 
@@ -65,9 +65,10 @@ class Fix(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Evidence:
-    """How a run ended. `reason` is an EndReason, `code` a FailureCode; `log` is the end of the failing rank's output.
+    """How a run ended. `reason` is an EndReason, `code` a FailureCode, `signal` a name such as SIGKILL.
 
-    The launcher reported `exception`, `message`, `file`, `line` and `function` if the code raised an exception.
+    If the code raised an exception, the launcher reported its type (`exception`), `message`, `file`, `line` (a number)
+    and `function`. `log` is the end of the failing rank's output.
     """
 
     reason: str
@@ -97,8 +98,8 @@ class Cause:
     """A known cause of failures.
 
     It matches a run that ended with one of `reasons`, `codes` or `signals`, or whose output matches one of `patterns`.
-    With a `context`, a match of `patterns` counts only if that pattern also matches somewhere in the searched lines.
-    The named groups of a pattern are the values that `title` and `advice` contain.
+    `context` is a further pattern: if it is not empty, a match of `patterns` counts only if the searched lines also
+    contain `context`. The named groups of a pattern are the values that `title` and `advice` contain.
     """
 
     name: str
@@ -271,6 +272,8 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("Add it to the environment of the order, or as a secret if it is one."),
         Fix.RERUN,
         (r"KeyError: ['\"](?P<variable>[A-Z][A-Z0-9_]{1,80})['\"]",),
+        # Only for a missing variable, not for a key of any dictionary: the traceback shows the customer's line or the
+        # line of Python's `os` module that raised the error.
         context=r"os\.environ|raise KeyError\(key\) from None",
     ),
     # Imports and syntax.
@@ -290,7 +293,8 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("The system library %(library)s is missing in the image."),
         gettext_lazy("Use a package that includes it, such as opencv-python-headless, or an image of your own."),
         Fix.REQUIREMENTS,
-        (r"(?P<library>lib[\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file",),
+        # Without libcuda, NVIDIA's driver, which no package has: see `no_gpu`.
+        (r"(?P<library>lib(?!cuda\.so)[\w.+-]{1,80}\.so[\w.]{0,20}): cannot open shared object file",),
     ),
     Cause(
         "import_name",
@@ -457,6 +461,7 @@ CAUSES: tuple[Cause, ...] = (
             r"Only Tensors of floating point",
         ),
     ),
+    # Before `wrong_shape`, because these errors also list each "size mismatch".
     Cause(
         "state_dict",
         gettext_lazy("The checkpoint does not fit the model."),
@@ -881,7 +886,7 @@ def _lines(log: str) -> list[str]:
 
 
 def _last_block(lines: list[str]) -> list[str]:
-    """Return the lines from the last traceback on, or from the one before, if Python printed both for one failure.
+    """Return the lines from the last traceback on. If it is chained to the traceback before it, begin with that one.
 
     Without a traceback, return the last MAX_BLOCK_LINES lines.
     """

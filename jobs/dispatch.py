@@ -54,8 +54,9 @@ def dispatch(cluster_name: str) -> None:
 def log_fields(attempt: Attempt, **_options: Any) -> dict[str, str | int]:
     """Return the context fields of log lines and spans about an attempt.
 
-    `context.with_fields` passes all arguments of the decorated function. Its options do not matter here.
+    `context.with_fields` passes all arguments of the decorated function. Options other than `attempt` do not matter.
     """
+    # The attempt's `backend` is the name of its cluster.
     return {"job": attempt.job_id, "run": attempt.run_name, "cluster": attempt.backend}
 
 

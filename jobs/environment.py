@@ -17,8 +17,8 @@ from runtime.launcher.topology import scale_lr
 from runtime.specs import LrScaling
 
 MAX_EXPANDED_BYTES = 100_000
-"""Bytes of all arguments after their variables were replaced. One argument may use almost all of this total, so it
-stays below the 131,071 bytes that Linux accepts for a single argument."""
+"""Bytes of all arguments after their variables were replaced. One argument may use almost all of this total, so the
+total stays below the 131,071 bytes that Linux accepts for a single argument."""
 MAX_QUOTED_LENGTH = 100
 """Characters of a customer's text that an error message repeats: enough to recognize it."""
 MAX_CONTRACT_LENGTH = 256

@@ -27,11 +27,12 @@ from jobs.states import EndReason, JobState
 MAX_RUNS = 60
 """Runs that an estimate uses, the latest ones: enough for stable quantiles, few enough to read for every quote."""
 MAX_JOBS_SEARCHED = 120
-"""Successful jobs among which these runs are searched, the latest ones. They are twice as many, because jobs that
-succeeded only after a retry do not count."""
+"""Successful jobs among which these runs are searched, the latest ones: twice MAX_RUNS, because jobs that succeeded
+only after a retry do not count."""
 FEW_RUNS = 5
 FEW_RUNS_SPREAD = 1.2
-"""Minimum ratio of p90 to p50 if there are fewer than FEW_RUNS runs. A few similar times say little about the next."""
+"""Minimum ratio of p90 to p50 if there are fewer than FEW_RUNS runs. A few similar times say little about the next.
+Both numbers are judgements."""
 OTHER_BATCH_SPREAD = 1.2
 OTHER_DATA_SPREAD = 1.5
 SCALED_SPREAD = 1.2
@@ -44,8 +45,8 @@ ASSUMED_SCALING = 0.8
 1.74 times as fast, as is common for data parallel training."""
 REFERENCE_SPREAD = 1.5
 FREE_ESTIMATE_SPREAD = 1.5
-"""Ratios of p90 to p50 of estimates that no completed run supports: from the product's reference speed, and from a
-one-minute free estimate. Both are judgements, as above."""
+"""Ratios of p90 to p50 of estimates that no completed run supports: from the product's reference speed
+(`Product.reference_seconds_per_epoch`), and from a one-minute free estimate. Both are judgements, as above."""
 MIN_RUNS_FOR_START_UP = 4
 """Runs that are needed to tell start-up time from time per epoch. With three, one outlier would decide the slope."""
 
@@ -106,6 +107,7 @@ def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
     measured = _estimate_from_free_estimates(earlier.free_estimates, nodes=purchase.nodes, epochs=purchase.epochs)
     if measured:
         return measured
+    # The reference speed is taken to grow linearly with the number of nodes.
     reference = float(purchase.product.reference_seconds_per_epoch) * purchase.epochs / purchase.nodes
     # A run cannot take longer than the customer's own time limit, so p90 is that limit if it is lower.
     if purchase.max_seconds and purchase.max_seconds < reference * REFERENCE_SPREAD:
@@ -116,10 +118,10 @@ def estimate_from(earlier: History, purchase: Purchase) -> Estimate:
 
 
 def included_seconds(purchase: Purchase) -> int:
-    """Return the running time included in a fixed price: the reference p90 times the product's headroom.
+    """Return the running time included in a fixed price: the reference p90 on one node, times the headroom.
 
-    Earlier runs do not count, because slow runs would give more node time at the same price. It is the same for any
-    number of nodes: more nodes give more node time, but the price grows with them.
+    Earlier runs do not count, because slow runs would give more node time at the same price. The time is the same for
+    any number of nodes: more nodes give more node time, but the price grows with them.
     """
     product = purchase.product
     p90 = product.reference_seconds_per_epoch * purchase.epochs * Decimal(str(REFERENCE_SPREAD))
@@ -132,7 +134,7 @@ def included_seconds(purchase: Purchase) -> int:
 def earlier_runs(purchase: Purchase) -> list[EarlierRun]:
     """Return the latest runs of this script on this node spec that completed in one attempt.
 
-    Elastic runs whose number of nodes changed during the run are left out.
+    All have as many workers per node as the purchase. Elastic runs whose number of nodes changed are left out.
     """
     versions = {version.pk for version in purchase.dataset_versions}
     return _earlier_runs_matching(_code_filter(purchase), purchase.workers_per_node, purchase.batch_size, versions)
@@ -148,7 +150,10 @@ def earlier_runs_like(job: Job) -> list[EarlierRun]:
 def _earlier_runs_matching(
     code_filter: Mapping[str, Any], workers_per_node: int, batch_size: int, versions: set[int]
 ) -> list[EarlierRun]:
-    """Return the completed runs that match `code_filter`, compared with a batch size and ids of dataset versions."""
+    """Return the completed runs that match `code_filter`, compared with a batch size and ids of dataset versions.
+
+    `code_filter` is a result of `_code_filter`, or has the same keys.
+    """
     runs = _completed_first_attempts(code_filter, workers_per_node)
     candidates = [
         EarlierRun(
@@ -165,7 +170,7 @@ def _earlier_runs_matching(
 
 
 def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
-    """Return the free estimates of this script. One that was cut off counts up to its last finished epoch, if known."""
+    """Return the free estimates of this script. One that the time limit ended counts up to its last finished epoch."""
     jobs = (
         _runs_of(_code_filter(purchase))
         .filter(free_runs.FREE_ESTIMATES, epoch__gt=0, workers_per_node=purchase.workers_per_node)
@@ -176,7 +181,8 @@ def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
     for job in jobs:
         if job.started_at is None or job.finished_at is None:
             continue
-        # A run that reached its time limit was cut off during an epoch, whose time does not count.
+        # A run that reached its time limit was cut off during an epoch, whose time does not count. If the end of the
+        # last finished epoch is unknown, all the time counts.
         last_epoch_at = telemetry.epoch_finished_at(job) if job.reason == EndReason.TIME_LIMIT else None
         until = last_epoch_at or job.finished_at
         seconds = (until - job.started_at).total_seconds()
@@ -187,13 +193,13 @@ def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
 
 
 def _code_filter(purchase: Purchase) -> dict[str, Any]:
-    """Return the filter for jobs with the purchase's code on its node spec."""
+    """Return the filter for jobs with the purchase's script (`Purchase.code_key`) on its node spec."""
     organization = purchase.workspace.organization_id
     return {"organization": organization, "code_key": purchase.code_key, "node_spec": purchase.node_spec}
 
 
 def _runs_of(code_filter: Mapping[str, Any]) -> QuerySet[Job]:
-    """Return the trainings that match `code_filter`, which comes from `_code_filter`: no checks and no notebooks."""
+    """Return the trainings that match `code_filter`: no checks and no notebooks, which run a script of the platform."""
     return Job.objects.filter(builtin_script="", **code_filter)
 
 
@@ -202,7 +208,8 @@ def _completed_first_attempts(
 ) -> QuerySet[Attempt, tuple[Any, ...]]:
     """Return epochs, batch size, start, end, spans, nodes and the ids of dataset versions of runs, newest first.
 
-    A first attempt that completed was the job's only one. Every quote makes this query, so it reads only these columns.
+    A first attempt that completed was the job's only one. Spans are periods with one number of nodes (`Attempt.spans`).
+    Every quote makes this query, so it reads only these columns.
     """
     succeeded = _runs_of(code_filter).filter(state=JobState.SUCCEEDED, workers_per_node=workers_per_node)
     # Limited, because an organization may have run the same code 100,000 times.
@@ -317,7 +324,11 @@ def _scaling(seconds: dict[int, float]) -> float | None:
 def _from_history(
     p50: float, p90_factor: float, *, runs: int, measured_nodes: tuple[int, ...] = (), efficiency: float | None = None
 ) -> Estimate:
-    """Return an estimate from `runs` runs, whose p90 is `p90_factor` times p50, and at least p50."""
+    """Return an estimate from `runs` runs. Its p90 is `p90_factor` times p50, and at least p50.
+
+    If the runs had other numbers of nodes, these are `measured_nodes`. `efficiency` is then the measured share of
+    linear scaling, or None if a share was assumed.
+    """
     p90 = p50 * max(1.0, p90_factor)
     return Estimate(round(p50, 3), round(p90, 3), "history", runs, measured_nodes, efficiency)
 

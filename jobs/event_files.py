@@ -1,9 +1,9 @@
-"""Read scalars from the event files of runs, which TensorBoard shows, continuing where the last read ended.
+"""Read scalars (the points of curves) from a run's event files for TensorBoard, from where the last read ended.
 
-An event file is a sequence of records. A record is a little-endian length, its checksum, a protobuf message and its
-checksum (TensorFlow's TFRecord format). The customer's code writes the files. So an impossible length ends the reading
-of a file, and links are never followed. Checksums are not compared, because a damaged record changes only the curves of
-its own run.
+An event file is a sequence of records. A record is a little-endian length, the length's checksum, a protobuf message
+and the message's checksum (TensorFlow's TFRecord format). The customer's code writes the files. So an impossible length
+ends the reading of a file, and links are never followed. Checksums are not compared, because a damaged record changes
+only the curves of its own run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ DT_FLOAT, DT_DOUBLE = 1, 2
 
 @dataclass(frozen=True)
 class Scalar:
-    """One point of one tag. `folder` is relative to the log folder; `wall_time` is in Unix seconds."""
+    """One point of a curve, which event files call a tag. `folder` is relative to the log folder.
+
+    `wall_time` is in Unix seconds.
+    """
 
     folder: str
     tag: str
@@ -58,10 +61,10 @@ class Scalar:
 def read_scalars(root: Path, top: Sequence[str], cursor: dict[str, int], limit: int) -> Iterator[Scalar]:
     """Yield new scalars from about `limit` bytes of the event files in a log folder, and advance `cursor`.
 
-    `top` has the components of the log folder's path below `root`, which the run's code cannot replace.
+    The log folder is at the path `top` (its components) below `root`. The run's code cannot replace `root` by a link.
 
-    The cursor has an offset for each file. Its keys are hashes of the files' paths, because those may be of any length
-    and contain characters that PostgreSQL cannot store.
+    The cursor has the offset of the next record for each file. Its keys are hashes of the files' paths, because paths
+    may be of any length and contain characters that PostgreSQL cannot store.
     """
     for name, file in _event_files(root, top):
         if limit <= 0:

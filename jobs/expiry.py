@@ -49,7 +49,7 @@ def files_expire_soon(job: Job) -> bool:
 
 
 def _expiring() -> QuerySet[Allocation]:
-    """Return the allocations of runs whose files will be deleted within NOTICE."""
+    """Return the storage quota's rows (`Allocation`) for jobs whose files will be deleted within NOTICE."""
     now = timezone.now()
     return Allocation.objects.filter(kind=Allocation.Kinds.RUN, kept_until__gt=now, kept_until__lte=now + NOTICE)
 

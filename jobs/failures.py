@@ -1,7 +1,8 @@
 """Explain a failed job: why it failed, who pays, and how to correct it.
 
-A correction changes the order. For a missing file there are suggestions instead: names that exist in the nearest folder
-of its path. The diagnosis of an attempt never changes, so it is cached after the first reading of the log.
+A correction is a new order with some fields changed. For a missing file there are suggestions instead: names in the
+nearest folder of its path that exists. The diagnosis of an attempt never changes, so it is cached after the first
+reading of the log.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def _most_similar(name: str, existing: list[str]) -> list[str]:
 def _correction(job: Job, fix: Fix) -> _Correction:
     """Return the changes that would correct a failed job's order."""
     if fix in {Fix.LARGER_NODE, Fix.GPU_NODE}:
+        # Only the node spec changes in the new order, so it must also have enough GPUs and room for as many processes.
         offers = [
             offer
             for offer in billing.offered_specs(job.order.quote.currency)

@@ -2,7 +2,7 @@
 
 A free estimate is an order like any other, with a price of 0. It cannot replace a paid run: it has one node, one
 minute, and the daily limits of the billing policy (per organization and per person). Stored values and the API call a
-free estimate a probe. A rerun of one is the purchase that it measured.
+free estimate a probe. Rerunning a free estimate buys the purchase that it measured.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
-            wanted, bought = (purchase.workspace.pk, purchase.code_path), existing.job
             is_free_estimate = FREE_ESTIMATE_MARK in existing.quote.purchase
-            if not is_free_estimate or (bought.workspace_id, bought.code_path) != wanted:
+            bought = (existing.job.workspace_id, existing.job.code_path)
+            if not is_free_estimate or bought != (purchase.workspace.pk, purchase.code_path):
                 raise IdempotencyConflict
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
@@ -67,6 +67,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
                 "organization, and per person across all organizations. Buy the run, or try again later."
             )
             raise QuotaExceeded(sentence % {"most": policy().probes_per_day})
+        # Stored, so that a rerun can order the purchase without these limits.
         limited, as_asked = purchase.to_json(), measured.to_json()
         differences = {name: value for name, value in as_asked.items() if limited[name] != value}
         quote = make_free_quote(

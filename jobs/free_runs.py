@@ -1,4 +1,4 @@
-"""Daily limits of free runs (free estimates and checks), per organization and per person.
+"""Daily limits of free runs (free estimates and image checks), per organization and per person.
 
 A person's limit applies to all their organizations together, even if requests are concurrent.
 """

@@ -56,8 +56,8 @@ def _latest_end(job: Job) -> datetime | None:
     if attempt is None or attempt.started_at is None:
         return None
     seconds = job.deadline_seconds
-    # `deadline_seconds` is for all ordered nodes. On fewer nodes the same ceiling pays for a longer time, up to the one
-    # that was bought: see `usage.left_seconds`.
+    # `deadline_seconds` is for all ordered nodes. On fewer nodes the same ceiling pays for a longer time, up to the
+    # customer's own time limit or else the product's: see `usage.left_seconds`.
     if attempt.granted_nodes < job.nodes:
         seconds = max(seconds, job.order.quote.purchase.get("max_seconds") or job.order.product.max_seconds)
     return attempt.started_at + timedelta(seconds=seconds)

@@ -33,7 +33,7 @@ from storage.models import Workspace
 PAGE_SIZE = 25
 """Jobs per page of the list: about a screen."""
 WINDOW = 20_000
-"""Jobs in which name and tag are compared. It takes about 50 ms of the database's time."""
+"""Jobs in which name and tag are compared. The comparison takes about 50 ms of the database's time."""
 COUNT_LIMIT = 1000
 """Jobs of a state are counted up to this number, because counting a million would take seconds."""
 EXPORT_BATCH = 500
@@ -106,7 +106,7 @@ class JobSearch:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether there is a filter besides that by state."""
+        """Whether there is a filter besides the filter by state."""
         return bool(replace(self, state="", sort="").parameters)
 
     @property
@@ -130,9 +130,9 @@ class JobPage:
 
     jobs: list[Job]
     before: int | None = None
-    """Id of the first job of this page, before which the previous page ends; None on the first page."""
+    """Id of this page's first job, for a link to the previous page; None on the first page."""
     after: int | None = None
-    """Id of the last job of this page, after which the next page begins; None on the last page."""
+    """Id of this page's last job, for a link to the next page; None on the last page."""
     is_partial: bool = False
     """Whether more jobs match the other filters than `WINDOW`, so that name and tag are not compared in all."""
 
@@ -198,8 +198,8 @@ def _page_before(search: JobSearch, matches: _Matches, position: tuple[datetime,
 def counts_by_state(organization: Organization) -> dict[str, int]:
     """Return the number of an organization's jobs by key of STATES, each at most COUNT_LIMIT + 1. Makes one query.
 
-    Its SQL is written here, because Django would take longer to make it than PostgreSQL to run it. The states are in
-    its text, so that PostgreSQL plans with them.
+    The SQL is written here, because Django would take longer to build the query than PostgreSQL to run it. The states
+    are constants in the SQL, not parameters, so that PostgreSQL's planner knows them.
     """
     of_state = (
         "(SELECT count(*) FROM (SELECT FROM jobs_job WHERE organization_id = %s AND state IN ({}) LIMIT {}) jobs)"
@@ -285,7 +285,7 @@ def _candidates(organization: Organization, search: JobSearch) -> QuerySet[Job]:
 
 
 def _read(search: JobSearch, jobs: QuerySet[Job], *columns: str) -> list[Job]:
-    """Return the jobs of a sliced query for `rows.row`, in the search's order.
+    """Return the jobs of a sliced query for `rows.row`, in the search's order, with further `columns` of the job.
 
     A second query joins the related rows, so that they are read for these jobs only.
     """
@@ -318,7 +318,7 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
 
 
 def _windowed_filter(search: JobSearch) -> Q:
-    """Return the filter by name and tag."""
+    """Return the filter by name and tag; false if the search has neither."""
     condition = Q()
     if search.q:
         condition &= Q(name__icontains=search.q)
@@ -335,10 +335,11 @@ def _position(organization: Organization, pk: int | None) -> tuple[datetime, int
 
 
 def _beyond(position: tuple[datetime, int], *, is_below: bool) -> Q:
-    """Return the filter for the jobs below or above a position. Without its first condition no index would be used."""
+    """Return the filter for the jobs whose position (time and id) is below or above a given one."""
     at, pk = position
     operator = "lt" if is_below else "gt"
     is_beyond = Q(**{f"queued_at__{operator}": at}) | Q(**{"queued_at": at, f"pk__{operator}": pk})
+    # `is_beyond` implies this condition, but without it PostgreSQL would use no index.
     return Q(**{f"queued_at__{operator}e": at}) & is_beyond
 
 

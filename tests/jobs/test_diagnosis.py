@@ -147,6 +147,8 @@ RECORDED = {
     "2.27.3\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
     # torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp
     "uneven_inputs": "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: ALLREDUCE",
+    # The loader of shared libraries, for a CUDA extension on a machine without NVIDIA's driver
+    "no_gpu_driver": "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
     "missing_library": "ImportError: libGL.so.1: cannot open shared object file: No such file or directory",
     "too_many_processes": "RuntimeError: can't start new thread",
     "permission": "PermissionError: [Errno 13] Permission denied: '/usr/local/x'",
