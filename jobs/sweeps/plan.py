@@ -62,8 +62,8 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that a quote stores as its object `sweep`.
 
-        The space is stored as a list of pairs. The order of parameters matters, and PostgreSQL does not keep the order
-        of an object's keys.
+        The space is stored as a list of pairs, because PostgreSQL does not keep the order of an object's keys. The
+        order matters: the condition of a parameter may refer only to earlier ones.
         """
         return cls(
             space=spaces.parse(dict(data["space"])),
@@ -241,5 +241,6 @@ def parse_plan(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan of a request as a quote stores it (see `Plan.from_json`). Raises InvalidInput."""
     values = PlanSerializer(data=data).values()
     values |= {"objective": dict(values["objective"]), "space": list(values["space"].items())}
+    # A grid may have fewer combinations than `trials`. Other methods have an empty grid.
     values["trials"] = len(Plan.from_json(values).grid()) or values["trials"]
     return values

@@ -76,8 +76,8 @@ def advance(*, sweep_pk: int) -> None:
 def record_ends(sweep: Sweep, plan: Plan) -> None:
     """Store the outcome and the metric's value of trials whose jobs have ended and whose output is read.
 
-    A trial that failed or was cancelled has no value, so nothing waits for its output. Waiting would keep its place and
-    the sweep's hold.
+    A trial that failed or was cancelled has no value, so nothing waits for its output. Until the outcome is stored, the
+    trial counts as open: it takes one of the places of `concurrency`, and the sweep keeps its hold.
     """
     ended = sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job")
     for trial in ended.prefetch_related("job__attempts"):
@@ -103,7 +103,10 @@ def _values(trial: Trial, plan: Plan) -> list[float]:
 
 
 def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[PastTrial]:
-    """Return trials as `suggestions` needs them. `values` are all values of the metric by job id, for pruners."""
+    """Return trials as `suggestions` needs them. `values` are all values of the metric by job id, for pruners.
+
+    `sampler_state` has what the sampler stored when it suggested the trial, and what the pruner has added since.
+    """
     return [
         PastTrial(
             parameters=trial.parameters,
@@ -123,7 +126,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
     Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
     it came, and compares other trials with that.
     """
-    trials = list(sweep.trials.select_related("job__order__hold"))
+    trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))  # the order that `judge` needs
     values: dict[int, list[float]] = {}
     points = MetricPoint.objects.filter(job__trial__sweep=sweep, name=plan.metric).order_by("pk")
     for job_pk, value in points.values_list("job", "value"):
@@ -217,7 +220,8 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     purchase = parse(
         organization=organization, data=apply_parameters(data, suggestion.parameters), uses_given_versions=True
     )
-    # All trials of a search run the script and the requirements of its first one. The files may have changed since.
+    # A search is a sweep and those that extend it. All its trials run the script and the requirements of its first
+    # trial, because the files may have changed since.
     search = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
     first_trial = search.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()
     script = None if first_trial else orders.read_purchased_script(purchase)
@@ -240,7 +244,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             membership=Membership(organization=organization, user=sweep.placed_by),
             quote=quote,
             product=sweep.product,
-            idempotency_key=f"quote:{quote.pk}",
+            idempotency_key=f"quote:{quote.pk}",  # only has to be unique: the check above prevents a second order
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=requirements,

@@ -97,7 +97,7 @@ def suggest(
     study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, minimizes_cost=minimizes_cost)
     trial = study.ask()
     values = values_of(trial, space)
-    # Read from the study, because Optuna deprecates `trial.system_attrs`. The trial there has the same attributes.
+    # Read from the study's copy of the trial, because Optuna deprecates `system_attrs` of `trial` itself.
     return Suggestion(values, dict(study.get_trials(deepcopy=False)[trial.number].system_attrs))
 
 
@@ -189,6 +189,7 @@ def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
         # `constant_liar` gives different parameters to trials that run at the same time.
         return TPESampler(seed=trial_seed, constant_liar=True)
     if method is Method.CMAES:
+        # It chooses categorical and conditional parameters at random. Optuna would warn of that in each call.
         return CmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
     if method is Method.RANDOM:
         return RandomSampler(seed=trial_seed)
