@@ -38,7 +38,7 @@ class Method(StrEnum):
 
 
 class Pruner(StrEnum):
-    """The method that stops unpromising trials early: it compares the metric's n-th value with that of other trials."""
+    """How unpromising trials are stopped early: a trial's n-th value of the metric is compared with those of others."""
 
     NONE = "none"
     MEDIAN = "median"
@@ -211,7 +211,7 @@ def _suggest_value(trial: optuna.Trial, parameter: Parameter) -> Value:
 def _frozen_trial(
     space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False
 ) -> optuna.trial.FrozenTrial:
-    """Return an earlier trial as Optuna's study stores it."""
+    """Return an earlier trial as Optuna's study stores it. A trial that was pruned counts with its last value."""
     end_state = TrialState.FAIL if past.value is None else TrialState.COMPLETE
     values = None
     if past.is_ended and past.value is not None:
