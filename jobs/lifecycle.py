@@ -51,8 +51,8 @@ IMAGE_FAILURES = frozenset(
         FailureCode.IMAGE_NOT_UNPACKED,
     }
 )
-"""Code failures that no retry follows. Another attempt would rarely succeed, and while it waits for the image, it
-occupies machines that nobody pays for."""
+"""Code failures that no retry follows. Another attempt would rarely succeed, and would occupy machines that nobody pays
+for while they wait for the image."""
 
 REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -137,7 +137,7 @@ def request_move(*, job: Job, why: str) -> Attempt | None:
 def extend(*, job: Job, deadline_seconds: int, actor: User, data: dict[str, Any]) -> None:
     """Move the deadline of a running job, and write the event. The caller has locked `job` and raised its hold.
 
-    Then `reconciliation` passes the new deadline to the backend.
+    The next reconciliation passes the new deadline to the backend.
     """
     job.deadline_seconds = deadline_seconds
     job.save(update_fields=["deadline_seconds"])
@@ -289,7 +289,7 @@ def _end_locked(
         },
         started_at=None,
         not_before=not_before,
-        waiting_code="backoff" if not_before else "retry",
+        waiting_code="backoff" if not_before else "retry",  # see `waiting.RETRY_CODES`
         waiting_data={"reason": reason, "at": not_before.isoformat() if not_before else ""},
     )
     _meter(job)  # an attempt that ended by a platform fault is now free

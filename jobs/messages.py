@@ -174,8 +174,8 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""The sentence of each failure code with a single sentence. `_SENTENCE_FUNCTIONS` has the codes with several. The other
-codes, such as RANK_EXITED, say how a process ended (`_process_sentence`). An ellipsis replaces a missing value."""
+"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the codes with several. For the other
+codes, such as RANK_EXITED, `_process_sentence` says how the process ended. An ellipsis replaces a missing value."""
 STEPS = {
     "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),

@@ -1,6 +1,7 @@
 """Products, orders, jobs with their attempts, events and metrics, and the state of clusters.
 
-Only `lifecycle` writes `Job.state`. The rows of queued jobs are the queue.
+Only `lifecycle` writes `Job.state`. The rows of queued jobs are the queue. Newer columns have a `db_default`, because
+processes of the previous release write rows too during an upgrade.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
 
 
 STOPPED = _("Stopped")
-"""The state, and the reason for the end, of a notebook that was cancelled: stopping is how its owner ends it."""
+"""How people read the state and the end reason of a cancelled notebook: stopping is how its owner ends it."""
 
 
 class Job(models.Model):
@@ -226,8 +227,8 @@ class Job(models.Model):
 
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs", verbose_name=_("organization"))
     order = models.OneToOneField(Order, models.PROTECT, related_name="job", verbose_name=_("order"))
-    # Copied from the order, for the filter by member. It has no index of its own, because `jobs_of_a_member` begins
-    # with it.
+    # Copied from the order, for the filter by member. Without an index for this key alone, because the index
+    # `jobs_of_a_member` begins with it.
     placed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         models.SET_NULL,
@@ -663,7 +664,7 @@ class Sweep(models.Model):
     """A purchase of many jobs with different parameters, within the ceiling of one quote. See `jobs.sweeps`."""
 
     class States(models.TextChoices):
-        """The states of a sweep. STOPPING: no trial starts, and the open ones are being cancelled."""
+        """The states of a sweep. STOPPING: no more trials start; the open ones are cancelled if a person stopped it."""
 
         RUNNING = "running", _("Running")
         STOPPING = "stopping", _("Stopping")

@@ -267,7 +267,10 @@ def time_limit(job: Job) -> TimeLimit | None:
 
 
 def notice_before_end(job: Job) -> timedelta:
-    """Return how long before its time limit a notebook's end is announced: NOTICE, at most a quarter of its time."""
+    """Return how long before its time limit a notebook's end is announced.
+
+    NOTICE, but at most a quarter of its time, so that a short notebook is not announced as soon as it starts.
+    """
     return min(NOTICE, timedelta(seconds=job.deadline_seconds) / 4)
 
 
@@ -306,8 +309,8 @@ def notebook_for(organization: Organization, pk: int) -> Job:
 def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    The run's code can put anything at this path, so `console.serving.notebooks` checks what it opens. A
-    tunnel waits for a JupyterLab that starts, but not for the node, so it is returned only while the node runs.
+    At a path, the run's code can put anything, so `console.serving.notebooks` checks what it opens. A tunnel waits for
+    a JupyterLab that starts, but not for its node, so it is returned only while the node runs.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:

@@ -74,8 +74,11 @@ class PricingInputs(TypedDict):
     purchase: PricedPurchase
     estimate: Estimate
     headroom: Decimal
+    """The product's: without `max_seconds`, the time limit is the p90 estimate times this."""
     max_deadline_seconds: int
+    """The product's longest run."""
     max_seconds: int | None
+    """The customer's own time limit; None: none. So for `ceiling_minor`."""
     ceiling_minor: int | None
     included_seconds: int
     """How long a run at a fixed price may take without a surcharge; see `estimates.included_seconds`."""
@@ -256,7 +259,7 @@ def pinned_image(organization: Organization, image: Image, digest: str = "") -> 
 def pinned_digest(quote: Quote, image: Image) -> str:
     """Return the digest that the image had when the quote was made; empty if that is unknown."""
     pinned = quote.purchase.get("pinned_image", {})
-    # The customer may have edited the image since the quote. The digest is that of the old reference.
+    # If the customer has edited the image since the quote, the digest is that of its old reference.
     return str(pinned["digest"]) if pinned.get("reference") == image.reference else ""
 
 

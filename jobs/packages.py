@@ -188,8 +188,8 @@ def _require_installation_left(organization: Organization) -> None:
     """Raise QuotaExceeded if the orders of the last 24 hours caused as many installations as the settings allow."""
     limit = settings.PACKAGE_INSTALLATIONS_PER_DAY
     recent = Job.objects.filter(organization=organization, queued_at__gt=timezone.now() - timedelta(days=1))
-    # A fault of the platform may not use up the customer's limit. A job that ended so before it started had one. Code
-    # in a customer's own image can report a fault that did not happen, so those count.
+    # An installation that failed by a platform fault does not count: its jobs ended with PLATFORM_ERROR before they
+    # started. In a customer's own image it counts, because code there can report a fault that did not happen.
     recent = recent.exclude(reason=EndReason.PLATFORM_ERROR, started_at=None, image__organization=None)
     if recent.filter(events__kind=INSTALLATION).count() >= limit:
         sentence = _(
@@ -408,8 +408,8 @@ def _make_room(layer: PackageLayer) -> bool:
 def _remove(layer_pks: Iterable[int]) -> bool:
     """Remove these layers, except those that an open job needs. Return whether any was removed.
 
-    The caller holds `packages_lock`: an order may request a layer again before its folder is removed here, and no
-    installation may fill the folder meanwhile.
+    The caller holds `packages_lock`, so no installation fills a folder while it is removed here. Without the lock one
+    could, because an order may request the layer again once it is REMOVED.
     """
     has_removed = False
     for layer_pk in layer_pks:

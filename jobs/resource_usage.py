@@ -22,7 +22,7 @@ from runtime.errors import RuntimeFault
 CHUNK_BYTES = 1024 * 1024
 """Bytes of samples that one call to the cluster reads, so that no call takes long."""
 MAX_BYTES = 16 * CHUNK_BYTES
-"""Bytes of samples that are read per node, the latest ones: about those of a day."""
+"""Bytes of samples that are read per node: the latest ones, which cover about a day."""
 MAX_TOTAL_BYTES = 256 * CHUNK_BYTES
 """Bytes of samples that are read of all nodes together, because customers' code can fill the files. Reading them
 takes some seconds. With 200 nodes they cover about the latest two hours."""
@@ -62,6 +62,7 @@ class RankUse:
     `cpu` is the recent mean in cores, where samples without the rank count as zero. `memory` is the recent maximum in
     bytes. `steps` and `step_seconds` are sums over the parsed samples, which are not all samples of a long attempt (see
     MAX_SAMPLES). `comm_seconds` is the part of `step_seconds` that the rank waited for others, None if unknown.
+    `recent_compute_seconds` is the step time without these waits, and `recent_steps` the number of steps in it.
     """
 
     rank: int

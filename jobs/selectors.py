@@ -452,8 +452,8 @@ class LogMatch:
 def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number: int | None = None) -> LogMatch:
     """Return where `query` first occurs in a rank's output from byte `offset` on, regardless of upper and lower case.
 
-    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. The match's offset is too large by some
-    bytes if there are bytes before it that are not UTF-8. Raises NotFound for an unknown rank.
+    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. Invalid UTF-8 before the match makes its
+    offset some bytes too large, because each replacement character takes three. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
     attempt = _attempt_numbered(job, attempt_number)
@@ -597,6 +597,7 @@ def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
     """Return the first cause of the job's failure in the reader's language; empty if it did not fail."""
     if not attempts:
         return job.detail  # a job without an attempt failed because of its packages: the installer's message
+    # Without `detail`, no failure ended the job: it may have been cancelled while it waited for a retry.
     failure = attempts[-1].failure if job.detail else None
     return failure_sentence(failure) if failure else ""
 

@@ -104,7 +104,7 @@ def text_of(job: Job) -> str | None:
 def current_script(job: Job) -> Script | None:
     """Return the script that is in the job's workspace now; None if it cannot be read.
 
-    One above HASH_LIMIT has an empty hash. It differs from every snapshot, because those are smaller.
+    A script above HASH_LIMIT has an empty hash here, which differs from every snapshot's: snapshots are smaller.
     """
     try:
         return read_script(job.workspace, job.code_path) or Script("", HASH_LIMIT + 1, None)
