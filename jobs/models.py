@@ -129,8 +129,8 @@ class PackageLayer(models.Model):
     )
     image = models.ForeignKey(Image, models.PROTECT, related_name="+", verbose_name=_("image"))
     key = models.CharField(_("key"), max_length=64)
-    """Identifies image and requirements: from the function `layer_key` of `runtime.packages.layers`, or for Kubernetes
-    from the one of `runtime.packages.cluster_builder`."""
+    """Identifies image and requirements: what `layer_key` of `runtime.packages.layers` returns, or for Kubernetes
+    `layer_key` of `runtime.packages.cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: the console's machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
@@ -321,7 +321,7 @@ class Job(models.Model):
     image is a built-in one."""
     image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
     """Identifies the image's content when the job was ordered: see `Backend.image_identity`. `reruns` compares it with
-    the image now. Unlike `image_digest`, it exists for built-in images too, and no run is started by it."""
+    the image now. Unlike `image_digest`, it exists for built-in images too, and does not choose what a run executes."""
     runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
     """Whether the job runs a copy of `script` instead of the file in the workspace, which may have changed."""
     from_checkpoint = models.ForeignKey(
@@ -647,7 +647,8 @@ class CapacitySnapshot(models.Model):
     """Why the spec's cluster is drained; empty if it is not."""
     # The columns keep the names of version 0.2, which must run on the same schema during an upgrade.
     kept_for_job = models.BigIntegerField(null=True, blank=True, db_column="held_from_job")
-    """Id of the job for which capacity is kept free; None: none is kept. Jobs behind it wait even if they fit."""
+    """Id of the job for which capacity is kept free; None: none is kept. Jobs that were queued later wait even if
+    they fit."""
     kept_for_job_queued_at = models.DateTimeField(null=True, blank=True, db_column="held_from")
     """When that job was queued."""
 

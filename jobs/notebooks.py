@@ -61,7 +61,7 @@ from runtime.errors import RuntimeFault
 PRODUCT = "notebook"
 """Name of the product that every notebook orders. A price may be limited to it."""
 QUOTE_MARK = "notebook"
-"""Key in the stored purchase of a quote that marks the quote as that of a notebook."""
+"""Key that marks the stored purchase of a notebook's quote."""
 MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""

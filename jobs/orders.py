@@ -264,7 +264,7 @@ def pinned_digest(quote: Quote, image: Image) -> str:
 
 
 def read_purchased_script(purchase: Purchase) -> snapshots.Script | None:
-    """Return the script of a purchase for its snapshot; None if it is too large for one. Raises ChoiceUnavailable.
+    """Return the script of a purchase for its snapshot; None if the script is too large. Raises ChoiceUnavailable.
 
     Call it before the transaction that writes the order: reading customers' files must not hold locks.
     """
@@ -454,9 +454,8 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # One query looks for the quote and for the key. With a query for each, a concurrent request could write the order
-    # between them. The first query would find no order of the quote. The second would find this order by its key, which
-    # would then look like the key of another quote's order.
+    # One query looks for quote and key. Between two queries, a concurrent request could write the order. The query for
+    # the quote would then miss it, and the query for the key would find it, as if the key had bought another quote.
     matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):

@@ -128,7 +128,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
     """Return the path of a requirements.txt beside the script that the customer did not choose.
 
-    Return "" if no valid file is there, or if the purchase has requirements. `purchase` is that of a stored quote.
+    Return "" if no valid file is there, or if the purchase has requirements. `purchase` is stored with a quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""  # an exact rerun keeps the choice of its original
@@ -148,7 +148,7 @@ def require_layer(
     A layer that is not installed becomes PENDING; `advance` then installs it. Raises QuotaExceeded if that would be one
     installation too many in 24 hours: installations are free, and anybody can change a requirements file.
 
-    `digest` is that of the image, "" if it is unknown. `lines` are the requirements. The caller has locked the
+    `digest` is the image's, "" if it is unknown. `lines` are the requirements. The caller has locked the
     organization's row of Quota, as each order does, so the organization's orders come here one at a time.
     """
     now = timezone.now()
@@ -178,7 +178,7 @@ def require_layer(
 
 
 def record_installation(job: Job) -> None:
-    """Write the event of a new job whose order caused the installation of its packages, if it did."""
+    """Write an event about the installation of a new job's packages, if its order has caused one."""
     layer = job.packages
     if layer is not None and layer.requested_at == layer.used_at:  # `require_layer` has just set both
         lifecycle.record_event(job=job, kind=INSTALLATION, data={"path": job.requirements_path})
@@ -275,7 +275,7 @@ def remove_unused() -> None:
 def _start(layer: PackageLayer) -> None:
     """Start an installation on this machine or on the layer's cluster. If it can never start, save the failure.
 
-    Reasons are stored in English, as those of the installer, because no customer's language applies here.
+    Reasons are stored in English, like the installer's own, because no customer's language applies here.
     """
     request = InstallRequest(
         image=layer.image.name,
@@ -311,7 +311,10 @@ def _start(layer: PackageLayer) -> None:
 
 
 def _read_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
-    """Return how the installation ended, and the end of its output; None if it has not ended, or that is unknown."""
+    """Return how the installation ended, and the end of its output.
+
+    None if it has not ended, or its cluster does not answer.
+    """
     folder = _layer_folder(layer)
     if not layer.cluster:
         result = builder.result_of(folder)

@@ -84,7 +84,7 @@ and the `deadline_seconds` and `held_minor` that the notebook had when the quote
 
 @dataclass(frozen=True)
 class VersionChoice:
-    """A version of a dataset or model, as the customer chose it: its name and its number; None: the latest version."""
+    """A version of a dataset or model, as the customer chose it. `number` None: the latest version."""
 
     name: str
     number: int | None = None
@@ -140,7 +140,10 @@ class Purchase:
         return hashlib.sha256(f"{self.workspace.pk}:{self.code_path}".encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the API's fields as a quote stores them, with pinned versions. `parse` accepts the result."""
+        """Return the API's fields as a quote stores them. `parse` accepts the result.
+
+        `dataset_versions` and `model_versions` pin the versions: the order uses those that were quoted, not newer ones.
+        """
         return {
             "product": self.product.name,
             "framework": self.framework.value,

@@ -43,8 +43,8 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 class Configuration:
     """The script, image and datasets of a job when it was ordered, and what has changed since.
 
-    `sha256`, `size_bytes` and `text` are those of the script; None or empty if it is not stored. `diff` compares its
-    text with the workspace now. `changes` are sentences.
+    `sha256`, `size_bytes` and `text` describe the script; None or empty if it is not stored. `diff` compares the text
+    with the script that is in the workspace now. `changes` are sentences.
     """
 
     sha256: str

@@ -132,7 +132,7 @@ def usage_of(job: Job, attempt_number: int | None = None) -> AttemptUsage:
 
 
 def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
-    """Return the ranks whose recent compute time per step exceeds that of the median rank by SLOW_RATIO."""
+    """Return the ranks whose recent compute time per step is above SLOW_RATIO times that of the median rank."""
     step_times = [
         (each, each.recent_compute_seconds / each.recent_steps)
         for each in ranks

@@ -158,7 +158,7 @@ class SchedulingPass:
         return quotas.free_nodes(job, self._running_nodes)
 
     def _over_quota_filter(self) -> Q:
-        """Return the filter for jobs that do not fit their organization's quota, if it is in `_node_limits`."""
+        """Return the filter for jobs that exceed their organization's quota. It knows the quotas in `_node_limits`."""
         free = {pk: limit - self._running_nodes.get(pk, 0) for pk, limit in self._node_limits.items()}
         used_up = [pk for pk, nodes in free.items() if nodes <= 0]
         too_large = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)

@@ -276,6 +276,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
             is_notebook=job.is_notebook,
         ),
         "waiting_for": waiting_for(job),
+        # `basis` is the stored estimate.
         "progress": progress(job, p50_seconds=float(job.order.quote.basis["p50_seconds"])),
         "attempts": [_attempt(job, attempt) for attempt in attempts],
         "queued_at": job.queued_at,
@@ -382,7 +383,7 @@ def nodes(job: Job) -> list[dict[str, Any]]:
 
 
 def environment(job: Job, rank: int = 0) -> dict[str, str]:
-    """Return a rank's environment variables: those of the contract and those of the order, but not its secrets.
+    """Return a rank's environment variables: the contract's and the order's own, but no secrets.
 
     Raises NotFound for an unknown rank.
     """

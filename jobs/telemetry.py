@@ -153,7 +153,7 @@ class PointCollector:
         self.points = [point for point in self.points if point.number % self.kept_every == 0]
 
     def report_epoch(self, epoch: float, at: datetime) -> None:
-        """Store a reported epoch in the cursor, and its time if it shows that another epoch is finished."""
+        """Store a reported epoch in the cursor. If it shows that another epoch is finished, store the time `at` too."""
         if not 0 <= epoch < MAX_STEP:
             return
         before = self._cursor.get("epochs")

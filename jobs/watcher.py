@@ -89,7 +89,7 @@ class ClusterFollower:
             self._process(changed)
 
     def _process(self, changed: set[str]) -> None:
-        """Read those of the changed runs that are due. The next call, a second later at most, reads the others."""
+        """Read the changed runs that are due. The next call, at most a second later, reads others once they are due."""
         self._unread |= changed
         started_at = time.monotonic()
         due = {name for name in self._unread if self._is_due(name)}

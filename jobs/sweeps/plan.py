@@ -28,8 +28,8 @@ MAX_CONCURRENCY = 100
 MAX_METRIC_LENGTH = 100
 """Characters of the name of a metric: the length of its column. Also limits the names of parameters."""
 PURCHASE_FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
-"""The purchase's field by the parameter that sets it. Other parameters set an argument, if their name begins with a
-hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
+"""The field of the purchase that each of these parameters sets. Other parameters set an argument, if their name
+begins with a hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
 PRICED_PARAMETERS = frozenset({"EPOCHS", "BATCH_SIZE"})
 """Parameters that change the estimated time of a trial, and so its price."""
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 FAILING_TRIALS = 3
 """A sweep ends if at least this many trials have ended and all of them failed: then probably the script is at fault."""
 MAX_OUTPUT_DELAY = timedelta(minutes=10)
-"""How long after a trial's end its value waits for the rest of its output. `telemetry.read_rest` reads large outputs in
+"""How long the value of an ended trial waits for the rest of its output. `telemetry.read_rest` reads large outputs in
 minutes; a cluster that does not answer for longer must not keep the sweep open."""
 MAX_VALUES_JUDGED = 200
 """How many values of a trial's metric, from its first, a pruner compares. Scripts usually report one per epoch."""
@@ -152,6 +152,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
 def _cancel_open(sweep: Sweep) -> None:
     """Cancel the jobs of pruned trials, or all open jobs if the customer has stopped the sweep."""
     open_trials = sweep.trials.filter(outcome="", job__finished_at=None, job__cancel_requested_at=None)
+    # Read again, because the customer may have stopped the sweep meanwhile.
     if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
         open_trials = open_trials.filter(is_pruned=True)
     for job in Job.objects.filter(trial__in=open_trials):
