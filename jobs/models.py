@@ -339,9 +339,11 @@ class Job(models.Model):
     detail = models.TextField(_("detail"), blank=True)
     """The message of the failure that ended the job; empty if there is none."""
     queued_at = models.DateTimeField(_("queued"))
+    """When the job was ordered. A retry does not change it, so the job keeps its place in the queue."""
     not_before = models.DateTimeField(_("next attempt"), null=True, blank=True)
     """When the next attempt may start; set while a retry waits."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    """When the latest attempt started; None while a retry waits."""
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancellation requested"), null=True, blank=True)
     waiting_code = models.CharField(_("waiting for"), max_length=32, blank=True)
@@ -522,6 +524,7 @@ class Attempt(models.Model):
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField(_("claimed"))
     submitted_at = models.DateTimeField(null=True, blank=True)
+    """When the cluster accepted the run; None: not known yet."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=16, choices=Job.Reasons.choices, blank=True)

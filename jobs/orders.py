@@ -185,7 +185,7 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
             lifecycle.request_cancel(job=job, actor=actor)
-            if job.is_notebook:
+            if job.is_notebook:  # people do not cancel a notebook but stop it, so the audit log has other words
                 data |= {"is_notebook": True}
             record_audit_event(
                 organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data

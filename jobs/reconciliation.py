@@ -75,7 +75,7 @@ def stop(*, job_pk: int) -> None:
 def delete_old_runs() -> None:
     """Delete the files of ended runs after the retention time, and runs without an attempt. Safe to repeat.
 
-    Also continue what ended runs need and a lost task or a killed worker left undone.
+    Also continue work for ended runs that a lost task or a killed worker left undone.
     """
     for name in clusters.clusters_to_reconcile():
         try:
@@ -141,7 +141,7 @@ def _end_vanished(attempt: Attempt) -> None:
         reason = EndReason.NODE_LOST
         failure = Failure("The cluster no longer knows this run.", FailureCode.VANISHED)
     else:
-        # A run that had started ended at an unknown time, so it is a platform fault, which is free.
+        # If the run had started, its end is at an unknown time. That is a platform fault, so the run is free.
         reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)

@@ -79,7 +79,7 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
     existing_names = set(sharing.usable_datasets(organization).values_list("name", flat=True))
     # A string that could be a name counts only if a dataset has this name.
     missing_names = (use.certain | use.possible & existing_names) - ordered
-    # No name in the script is surely a dataset. It may get the names from elsewhere, for example from its arguments.
+    # No name in the script is surely a dataset: the script may get names from elsewhere, such as its arguments.
     if not missing_names and not ordered and not use.certain:
         return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
     not_chosen = _("%(script)s reads the dataset %(name)s, which is not chosen.")

@@ -3,8 +3,8 @@
 Other parts of an order, such as arguments and dataset versions, are columns of the job. A script is stored once per
 organization and content. The snapshot lets a customer see what has changed since the order, and run the same script
 again (`reruns`). If the script was changed while the job waited, the job runs a copy of the snapshot, which is written
-beside the script as `<stem>.<hash>.py`. So it runs what was ordered, and the lineage of a model names the script that
-trained it.
+beside the script as `<stem>.<hash>.py`. So the job runs what was ordered, and the lineage of a model names the script
+that trained the model.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     require_valid(quote)
     purchase = quote.purchase
     try:
-        # Parsed again, because the customer may have deleted something since the quote, or the operator the product.
+        # Parsed again: since the quote, the customer may have deleted something, or the operator withdrawn the product.
         product = parse(organization=organization, data=purchase, uses_given_versions=True).product
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error
