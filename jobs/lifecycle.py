@@ -121,7 +121,7 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:
-    """Mark a job's open attempt as moved. Its end is then a platform fault: it is free, and another attempt starts.
+    """Mark a job's open attempt as moved. Its end is then a platform fault, so it is free and another one starts.
 
     Return the attempt; None if none is open. The caller has locked `job`, and stops the run after the commit. In its
     grace period the code can write a checkpoint. `why` is shown to the customer. Safe to repeat.

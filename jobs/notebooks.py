@@ -309,8 +309,8 @@ def notebook_for(organization: Organization, pk: int) -> Job:
 def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    At a path, the run's code can put anything, so `console.serving.notebooks` checks what it opens. A tunnel waits for
-    a JupyterLab that starts, but not for its node, so it is returned only while the node runs.
+    If it is a path, the run's code can put anything there, so `console.serving.notebooks` checks what it opens. A
+    tunnel waits for a JupyterLab that starts, but not for its node, so it is returned only while the node runs.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:

@@ -78,8 +78,9 @@ class PricingInputs(TypedDict):
     max_deadline_seconds: int
     """The product's longest run."""
     max_seconds: int | None
-    """The customer's own time limit; None: none. So for `ceiling_minor`."""
+    """The customer's own time limit, if any."""
     ceiling_minor: int | None
+    """The customer's own ceiling, if any."""
     included_seconds: int
     """How long a run at a fixed price may take without a surcharge; see `estimates.included_seconds`."""
 

@@ -240,7 +240,7 @@ def advance() -> set[str]:
             if layer.pk not in awaited:
                 # The layer's jobs were cancelled. If it were installed, customers could have packages built for jobs
                 # that they never run.
-                if slot not in busy:
+                if slot not in busy:  # otherwise the layer may be the one that is being installed
                     _remove([layer.pk])
                 continue
             installations_here = sum(cluster_name == "" for cluster_name, _pk in busy)
@@ -341,7 +341,7 @@ def _is_working(layer: PackageLayer) -> bool:
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
-    """Store how an installation ended. It is repeated after a platform fault, and fails after MAX_FAULTS of them."""
+    """Store how an installation ended. After a platform fault it is repeated, until there were MAX_FAULTS of them."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)

@@ -187,7 +187,8 @@ def _read_samples(attempt: Attempt, node: int, max_bytes: int) -> list[dict[str,
     except RuntimeFault:
         return []
     stride = math.ceil(len(lines) / MAX_SAMPLES) if lines else 1
-    recent_from = max(0, len(lines) - RECENT_SECONDS)  # launchers write at most one sample a second
+    # Launchers write at most one sample a second, so all recent samples are among the last RECENT_SECONDS lines.
+    recent_from = max(0, len(lines) - RECENT_SECONDS)
     lines_to_parse = [*lines[:recent_from:stride], *lines[recent_from:]]
     return [sample for sample in map(_parse, lines_to_parse) if sample is not None]
 
@@ -248,7 +249,7 @@ def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any
 
 
 def _recent_since(samples: list[dict[str, Any]]) -> float:
-    """Return the start (Unix seconds) of the period whose means the chart's legend and the table of ranks show."""
+    """Return the time (Unix seconds) that is RECENT_SECONDS before a node's last sample."""
     return float(samples[-1]["at"]) - RECENT_SECONDS
 
 

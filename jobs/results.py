@@ -91,13 +91,13 @@ def measure(job: Job, *, without: Attempt | None = None) -> None:
 
     Safe to repeat.
     """
-    total = trees.Measurement(trees.Usage())
+    nothing = total = trees.Measurement(trees.Usage())
     attempts = [attempt for attempt in job.attempts.exclude(finished_at=None) if attempt != without]
     for attempt in attempts:
         total += _run_usage(attempt)
     # `delete_run` deletes the job's checkpoints and outputs too. So if no attempt has files, only checkpoints that were
     # copied for an attempt can be left.
-    if total != trees.Measurement(trees.Usage()) or (attempts and job.checkpoints_copied_at):
+    if total != nothing or (attempts and job.checkpoints_copied_at):
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
     key = allocation_key(job.pk)

@@ -68,7 +68,7 @@ class SchedulingPass:
         self._free_nodes = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
     def allocate(self, job: Job, nodes: int) -> None:
-        """Subtract the nodes of a job that is being submitted to the cluster from the capacity and the quota."""
+        """Subtract from capacity and quota the nodes of a job that is being submitted to the cluster."""
         self._running_nodes[job.organization_id] = self._running_nodes.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 

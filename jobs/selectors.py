@@ -154,11 +154,11 @@ def refresh_job(job: Job) -> Job:
     )
     snapshot = waiting.snapshot_of(job)
     if fresh is None or fresh.state == JobState.QUEUED or (snapshot is None and fresh.cluster_answers is not None):
-        # The annotations of a queued job depend on other jobs. A first snapshot is a related object that `job` lacks.
+        # The annotations of a queued job depend on other jobs. If the first snapshot is new, `job` lacks it.
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
-    # An extension of a notebook raises the amount.
+    # The extension of a notebook raises `amount_minor`.
     fresh.order.hold.amount_minor, fresh.order.hold.metered_minor = fresh.held_minor, fresh.metered_minor
     if snapshot is not None:
         snapshot.answers = fresh.cluster_answers
@@ -182,6 +182,7 @@ class OpenTotals:
     running: int
     """Jobs that run, start or stop."""
     running_nodes: int
+    """Nodes that these jobs bought. An elastic run may have fewer."""
     waiting: int
 
 

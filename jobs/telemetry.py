@@ -103,7 +103,7 @@ class Point:
 
 
 class LineReport(NamedTuple):
-    """What a line of output reports: epoch and step, None if it has none, and values by curve name."""
+    """What a line of output reports. `epoch` and `step` are None if it has none; `values` are by curve name."""
 
     epoch: float | None
     step: int | None

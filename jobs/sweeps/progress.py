@@ -76,8 +76,8 @@ def advance(*, sweep_pk: int) -> None:
 def record_ends(sweep: Sweep, plan: Plan) -> None:
     """Store the outcome and the metric's value of trials whose jobs have ended and whose output is read.
 
-    A trial that failed or was cancelled has no value, so nothing waits for its output. Until the outcome is stored, the
-    trial counts as open: it takes one of the places of `concurrency`, and the sweep keeps its hold.
+    A trial that failed, or that was cancelled but not pruned, has no value, so nothing waits for its output. Until the
+    outcome is stored, the trial counts as open: it takes a place of `concurrency`, and the sweep keeps its hold.
     """
     ended = sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job")
     for trial in ended.prefetch_related("job__attempts"):

@@ -154,6 +154,7 @@ def judge(
     study = optuna.create_study(direction=goal, pruner=optuna_pruner)
     study.add_trials([_frozen_trial(space, past) for past in trials])
     is_pruned = optuna_pruner.prune(study, study.get_trials(deepcopy=False)[number])
+    # Read from the study again, where successive halving has stored how far the trial came.
     return PruningDecision(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
 
 
