@@ -275,6 +275,7 @@ def notice_before_end(job: Job) -> timedelta:
 
 
 def _running_attempt(job: Job) -> Attempt | None:
+    """Return the attempt of a running notebook; None if the notebook does not run."""
     attempt = job.attempts.filter(finished_at=None).last() if job.state == JobState.RUNNING else None
     if attempt is None or attempt.started_at is None:
         return None

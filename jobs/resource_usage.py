@@ -288,6 +288,7 @@ def _one_node_run(job: Job) -> Job | None:
 
 
 def _dataset_versions(job: Job) -> set[int]:
+    """Return the ids of the dataset versions that a job mounts."""
     return {item.version_id for item in job.job_datasets.all()}
 
 

@@ -22,6 +22,7 @@ from storage import selectors as storage
 MAX_WARNINGS = 5
 """Warnings that are shown. If there are more, the patterns have probably misread the script."""
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+"""Matches lines with nothing but a comment."""
 VARIABLE = re.compile(r"\bDATASETS(_PATH)?\b")
 """Matches the variables that tell a script of its datasets: DATASETS (their names) and DATASETS_PATH (their folder)."""
 QUOTED_NAME = re.compile(r"""(?<=["'/])[a-z0-9][a-z0-9_-]{0,62}(?=["'/])""")
