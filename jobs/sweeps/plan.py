@@ -158,9 +158,10 @@ class SpaceField(serializers.JSONField):
             if not is_storable_text(name) or len(name) > MAX_METRIC_LENGTH:
                 raise ValidationError(_("The name of a parameter contains invalid characters or is too long."))
             texts = [value for value in data[name].get("choices", ()) if isinstance(value, str)]
-            # Control characters sort before the space.
+            # Characters below the space are control characters.
             if any(not is_storable_text(text) or any(character < " " for character in text) for text in texts):
                 raise ValidationError(_("A choice of %(name)s contains invalid characters.") % {"name": name})
+            # Epochs and batch sizes are whole numbers.
             if name in PURCHASE_FIELDS and name != "LR" and data[name]["type"] == "float":
                 raise ValidationError(_("%(name)s must be of the type int or categorical.") % {"name": name})
         return data
