@@ -701,7 +701,8 @@ class Sweep(models.Model):
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.RUNNING)
     reason = models.CharField(_("reason"), max_length=12, choices=Reasons.choices, blank=True)
     waiting = models.TextField(_("waiting for"), blank=True)
-    """Why the last attempt to order a trial was refused, such as the limit of open jobs; empty if it succeeded."""
+    """Why the last attempt to order a trial was refused, such as the limit of open jobs; empty if it succeeded. A
+    sentence in the buyer's language."""
     created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 

@@ -15,8 +15,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from celery import shared_task
+from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from billing import charges
@@ -67,8 +68,11 @@ def advance(*, sweep_pk: int) -> None:
     if plan.pruner is not Pruner.NONE:
         _prune(sweep, plan)
     record_ends(sweep, plan)
-    while sweep.state == Sweep.States.RUNNING and _order_next(sweep, plan):
-        sweep.refresh_from_db(fields=["state"])
+    # A refusal is stored as a sentence (`Sweep.waiting`), so it must be in the buyer's language.
+    language = sweep.placed_by.language if sweep.placed_by else ""
+    with translation.override(language or settings.LANGUAGE_CODE):
+        while sweep.state == Sweep.States.RUNNING and _order_next(sweep, plan):
+            sweep.refresh_from_db(fields=["state"])
     _cancel_open(sweep)
     _end(sweep)
 
