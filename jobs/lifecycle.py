@@ -51,8 +51,8 @@ IMAGE_FAILURES = frozenset(
         FailureCode.IMAGE_NOT_UNPACKED,
     }
 )
-"""Code failures that no retry follows. Another attempt would rarely succeed, and while it waits for the image, it
-occupies machines that nobody pays for."""
+"""Code failures that no retry follows. Another attempt would rarely succeed, and would occupy machines that nobody pays
+for while they wait for the image."""
 
 REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -121,7 +121,7 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:
-    """Mark a job's open attempt as moved: its end is a platform fault, so it is free and another attempt starts.
+    """Mark a job's open attempt as moved. Its end is then a platform fault, so it is free and another one starts.
 
     Return the attempt; None if none is open. The caller has locked `job`, and stops the run after the commit. In its
     grace period the code can write a checkpoint. `why` is shown to the customer. Safe to repeat.
@@ -137,7 +137,7 @@ def request_move(*, job: Job, why: str) -> Attempt | None:
 def extend(*, job: Job, deadline_seconds: int, actor: User, data: dict[str, Any]) -> None:
     """Move the deadline of a running job, and write the event. The caller has locked `job` and raised its hold.
 
-    Then `reconciliation` passes the new deadline to the backend.
+    The next reconciliation passes the new deadline to the backend.
     """
     job.deadline_seconds = deadline_seconds
     job.save(update_fields=["deadline_seconds"])
@@ -216,7 +216,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
 
 
 def end_attempt(*, attempt: Attempt, reason: EndReason, failure: Failure | None = None, is_final: bool = False) -> None:
-    """End an open attempt that its backend has not reported as ended, such as a refused one. Safe to repeat.
+    """End an open attempt that its backend has not reported as ended, such as one that it refused. Safe to repeat.
 
     `is_final`: the job ends too, without a retry.
     """
@@ -289,7 +289,7 @@ def _end_locked(
         },
         started_at=None,
         not_before=not_before,
-        waiting_code="backoff" if not_before else "retry",
+        waiting_code="backoff" if not_before else "retry",  # see `waiting.RETRY_CODES`
         waiting_data={"reason": reason, "at": not_before.isoformat() if not_before else ""},
     )
     _meter(job)  # an attempt that ended by a platform fault is now free
@@ -349,7 +349,7 @@ def _update_waiting(job: Job, status: RunStatus) -> None:
 
 def _copy_status(attempt: Attempt, status: RunStatus) -> list[str]:
     """Copy a reported status to the attempt without saving it. Return the names of the columns that changed."""
-    # A time that this report lacks does not erase the one of an earlier report.
+    # If this report lacks a time, the time from an earlier report stays.
     values = {
         "nodes": [dataclasses.asdict(node) for node in status.nodes],
         "started_at": usage.to_datetime(status.started_at) or attempt.started_at,

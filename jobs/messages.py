@@ -70,7 +70,7 @@ FREE_END_SENTENCES = {
     EndReason.TIME_LIMIT: gettext_lazy("The free run reached its time limit."),
     EndReason.CANCELLED: gettext_lazy("The run was cancelled. It was free."),
 }
-"""The sentences for runs that cost nothing, such as checks, where those of END_SENTENCES mention a charge."""
+"""For runs that cost nothing, such as checks, these replace the END_SENTENCES that mention a charge."""
 
 
 def end_sentence(
@@ -174,8 +174,8 @@ FAILURE_SENTENCES: dict[str, Any] = {
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
-"""The sentence of each failure code with a single sentence. `_SENTENCE_FUNCTIONS` has the codes with several. The other
-codes, such as RANK_EXITED, say how a process ended (`_process_sentence`). An ellipsis replaces a missing value."""
+"""The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the codes with several. For the other
+codes, such as RANK_EXITED, `_process_sentence` says how the process ended. An ellipsis replaces a missing value."""
 STEPS = {
     "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
@@ -273,7 +273,7 @@ def failure_sentence(failure: Mapping[str, Any]) -> str:
 
 
 def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
-    """Return how a rank's process ended; empty if the failure is not that of a process. `process` has rank and node."""
+    """Return how a rank's process ended; empty if no process has failed. `process` has rank and node."""
     if process["rank"] is not None and failure.get("signal"):
         return _("Rank %(rank)s on node %(node)s was killed by %(signal)s.") % {**process, "signal": failure["signal"]}
     if process["rank"] is not None and failure.get("exit_code") is not None:
@@ -551,7 +551,7 @@ FREE_EVENT_SENTENCES = {
     "running": gettext_lazy("Running on all nodes."),
     "settled": gettext_lazy("Nothing was charged: this run is free."),
 }
-"""The sentences for events of jobs that can cost nothing, where those of other jobs mention a hold or a charge."""
+"""For jobs that can cost nothing, these replace the sentences of events that mention a hold or a charge."""
 
 
 def event_sentence(

@@ -1,6 +1,7 @@
 """Products, orders, jobs with their attempts, events and metrics, and the state of clusters.
 
-Only `lifecycle` writes `Job.state`. The rows of queued jobs are the queue.
+Only `lifecycle` writes `Job.state`. The rows of queued jobs are the queue. Newer columns have a `db_default`, because
+processes of the previous release write rows too during an upgrade.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ class PackageLayer(models.Model):
     )
     image = models.ForeignKey(Image, models.PROTECT, related_name="+", verbose_name=_("image"))
     key = models.CharField(_("key"), max_length=64)
-    """Identifies image and requirements: from the function `layer_key` of `runtime.packages.layers`, or for Kubernetes
-    from the one of `runtime.packages.cluster_builder`."""
+    """Identifies image and requirements: what `layer_key` of `runtime.packages.layers` returns, or for Kubernetes
+    `layer_key` of `runtime.packages.cluster_builder`."""
     cluster = models.CharField(_("cluster"), max_length=63, blank=True, default="", db_default="")
     """The Kubernetes cluster that installs the packages, on its own storage; empty: the console's machine."""
     image_digest = models.CharField(max_length=71, blank=True, default="", db_default="", editable=False)
@@ -165,7 +166,7 @@ CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
 
 
 STOPPED = _("Stopped")
-"""The state, and the reason for the end, of a notebook that was cancelled: stopping is how its owner ends it."""
+"""How people read the state and the end reason of a cancelled notebook: stopping is how its owner ends it."""
 
 
 class Job(models.Model):
@@ -226,8 +227,8 @@ class Job(models.Model):
 
     organization = models.ForeignKey(Organization, models.PROTECT, related_name="jobs", verbose_name=_("organization"))
     order = models.OneToOneField(Order, models.PROTECT, related_name="job", verbose_name=_("order"))
-    # Copied from the order, for the filter by member. It has no index of its own, because `jobs_of_a_member` begins
-    # with it.
+    # Copied from the order, for the filter by member. Without an index for this key alone, because the index
+    # `jobs_of_a_member` begins with it.
     placed_by = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         models.SET_NULL,
@@ -320,7 +321,7 @@ class Job(models.Model):
     image is a built-in one."""
     image_identity = models.CharField(max_length=600, blank=True, default="", db_default="", editable=False)
     """Identifies the image's content when the job was ordered: see `Backend.image_identity`. `reruns` compares it with
-    the image now. Unlike `image_digest`, it exists for built-in images too, and no run is started by it."""
+    the image now. Unlike `image_digest`, it exists for built-in images too, and does not choose what a run executes."""
     runs_snapshot = models.BooleanField(default=False, db_default=False, editable=False)
     """Whether the job runs a copy of `script` instead of the file in the workspace, which may have changed."""
     from_checkpoint = models.ForeignKey(
@@ -338,9 +339,11 @@ class Job(models.Model):
     detail = models.TextField(_("detail"), blank=True)
     """The message of the failure that ended the job; empty if there is none."""
     queued_at = models.DateTimeField(_("queued"))
+    """When the job was ordered. A retry does not change it, so the job keeps its place in the queue."""
     not_before = models.DateTimeField(_("next attempt"), null=True, blank=True)
     """When the next attempt may start; set while a retry waits."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    """When the latest attempt started; None while a retry waits."""
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     cancel_requested_at = models.DateTimeField(_("cancellation requested"), null=True, blank=True)
     waiting_code = models.CharField(_("waiting for"), max_length=32, blank=True)
@@ -521,6 +524,7 @@ class Attempt(models.Model):
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField(_("claimed"))
     submitted_at = models.DateTimeField(null=True, blank=True)
+    """When the cluster accepted the run; None: not known yet."""
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=16, choices=Job.Reasons.choices, blank=True)
@@ -646,7 +650,8 @@ class CapacitySnapshot(models.Model):
     """Why the spec's cluster is drained; empty if it is not."""
     # The columns keep the names of version 0.2, which must run on the same schema during an upgrade.
     kept_for_job = models.BigIntegerField(null=True, blank=True, db_column="held_from_job")
-    """Id of the job for which capacity is kept free; None: none is kept. Jobs behind it wait even if they fit."""
+    """Id of the job for which capacity is kept free; None: none is kept. Jobs that were queued later wait even if
+    they fit."""
     kept_for_job_queued_at = models.DateTimeField(null=True, blank=True, db_column="held_from")
     """When that job was queued."""
 
@@ -663,7 +668,7 @@ class Sweep(models.Model):
     """A purchase of many jobs with different parameters, within the ceiling of one quote. See `jobs.sweeps`."""
 
     class States(models.TextChoices):
-        """The states of a sweep. STOPPING: no trial starts, and the open ones are being cancelled."""
+        """The states of a sweep. STOPPING: no more trials start; the open ones are cancelled if a person stopped it."""
 
         RUNNING = "running", _("Running")
         STOPPING = "stopping", _("Stopping")
@@ -696,7 +701,8 @@ class Sweep(models.Model):
     state = models.CharField(_("state"), max_length=8, choices=States.choices, default=States.RUNNING)
     reason = models.CharField(_("reason"), max_length=12, choices=Reasons.choices, blank=True)
     waiting = models.TextField(_("waiting for"), blank=True)
-    """Why the last attempt to order a trial was refused, such as the limit of open jobs; empty if it succeeded."""
+    """Why the last attempt to order a trial was refused, such as the limit of open jobs; empty if it succeeded. A
+    sentence in the buyer's language."""
     created_at = models.DateTimeField(_("ordered"), auto_now_add=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 

@@ -61,7 +61,7 @@ from runtime.errors import RuntimeFault
 PRODUCT = "notebook"
 """Name of the product that every notebook orders. A price may be limited to it."""
 QUOTE_MARK = "notebook"
-"""Key in the stored purchase of a quote that marks the quote as that of a notebook."""
+"""Key that marks the stored purchase of a notebook's quote."""
 MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""
@@ -267,11 +267,15 @@ def time_limit(job: Job) -> TimeLimit | None:
 
 
 def notice_before_end(job: Job) -> timedelta:
-    """Return how long before its time limit a notebook's end is announced: NOTICE, at most a quarter of its time."""
+    """Return how long before its time limit a notebook's end is announced.
+
+    NOTICE, but at most a quarter of its time, so that a short notebook is not announced as soon as it starts.
+    """
     return min(NOTICE, timedelta(seconds=job.deadline_seconds) / 4)
 
 
 def _running_attempt(job: Job) -> Attempt | None:
+    """Return the attempt of a running notebook; None if the notebook does not run."""
     attempt = job.attempts.filter(finished_at=None).last() if job.state == JobState.RUNNING else None
     if attempt is None or attempt.started_at is None:
         return None
@@ -306,8 +310,8 @@ def notebook_for(organization: Organization, pk: int) -> Job:
 def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    The run's code can put anything at this path, so `console.serving.notebooks` checks what it opens. A
-    tunnel waits for a JupyterLab that starts, but not for the node, so it is returned only while the node runs.
+    If it is a path, the run's code can put anything there, so `console.serving.notebooks` checks what it opens. A
+    tunnel waits for a JupyterLab that starts, but not for its node, so it is returned only while the node runs.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:

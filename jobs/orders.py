@@ -74,9 +74,13 @@ class PricingInputs(TypedDict):
     purchase: PricedPurchase
     estimate: Estimate
     headroom: Decimal
+    """The product's: without `max_seconds`, the time limit is the p90 estimate times this."""
     max_deadline_seconds: int
+    """The product's longest run."""
     max_seconds: int | None
+    """The customer's own time limit, if any."""
     ceiling_minor: int | None
+    """The customer's own ceiling, if any."""
     included_seconds: int
     """How long a run at a fixed price may take without a surcharge; see `estimates.included_seconds`."""
 
@@ -182,7 +186,7 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
             lifecycle.request_cancel(job=job, actor=actor)
-            if job.is_notebook:
+            if job.is_notebook:  # people do not cancel a notebook but stop it, so the audit log has other words
                 data |= {"is_notebook": True}
             record_audit_event(
                 organization=job.organization, actor=requested_by, action=action, target=f"job:{job.pk}", data=data
@@ -256,12 +260,12 @@ def pinned_image(organization: Organization, image: Image, digest: str = "") -> 
 def pinned_digest(quote: Quote, image: Image) -> str:
     """Return the digest that the image had when the quote was made; empty if that is unknown."""
     pinned = quote.purchase.get("pinned_image", {})
-    # The customer may have edited the image since the quote. The digest is that of the old reference.
+    # If the customer has edited the image since the quote, the digest is that of its old reference.
     return str(pinned["digest"]) if pinned.get("reference") == image.reference else ""
 
 
 def read_purchased_script(purchase: Purchase) -> snapshots.Script | None:
-    """Return the script of a purchase for its snapshot; None if it is too large for one. Raises ChoiceUnavailable.
+    """Return the script of a purchase for its snapshot; None if the script is too large. Raises ChoiceUnavailable.
 
     Call it before the transaction that writes the order: reading customers' files must not hold locks.
     """
@@ -451,9 +455,8 @@ def existing_order(organization: Organization, quote: Quote, key: str) -> Order 
 
     Raises QuoteBought, IdempotencyConflict.
     """
-    # One query looks for the quote and for the key. With a query for each, a concurrent request could write the order
-    # between them. The first query would find no order of the quote. The second would find this order by its key, which
-    # would then look like the key of another quote's order.
+    # One query looks for quote and key. Between two queries, a concurrent request could write the order. The query for
+    # the quote would then miss it, and the query for the key would find it, as if the key had bought another quote.
     matching_orders = Order.objects.filter(Q(quote=quote) | Q(organization=organization, idempotency_key=key))
     orders = {order.quote_id: order for order in matching_orders.select_related("job")}
     if order := orders.get(quote.pk):

@@ -128,7 +128,7 @@ def check(file: Requirements, *, image: Image | None, spec: NodeSpec | None) -> 
 def unchosen_file(organization: Organization, purchase: Mapping[str, Any]) -> str:
     """Return the path of a requirements.txt beside the script that the customer did not choose.
 
-    Return "" if no valid file is there, or if the purchase has requirements. `purchase` is that of a stored quote.
+    Return "" if no valid file is there, or if the purchase has requirements. `purchase` is stored with a quote.
     """
     if purchase.get("requirements") or purchase.get("exact"):
         return ""  # an exact rerun keeps the choice of its original
@@ -148,7 +148,7 @@ def require_layer(
     A layer that is not installed becomes PENDING; `advance` then installs it. Raises QuotaExceeded if that would be one
     installation too many in 24 hours: installations are free, and anybody can change a requirements file.
 
-    `digest` is that of the image, "" if it is unknown. `lines` are the requirements. The caller has locked the
+    `digest` is the image's, "" if it is unknown. `lines` are the requirements. The caller has locked the
     organization's row of Quota, as each order does, so the organization's orders come here one at a time.
     """
     now = timezone.now()
@@ -178,7 +178,7 @@ def require_layer(
 
 
 def record_installation(job: Job) -> None:
-    """Write the event of a new job whose order caused the installation of its packages, if it did."""
+    """Write an event about the installation of a new job's packages, if its order has caused one."""
     layer = job.packages
     if layer is not None and layer.requested_at == layer.used_at:  # `require_layer` has just set both
         lifecycle.record_event(job=job, kind=INSTALLATION, data={"path": job.requirements_path})
@@ -188,8 +188,8 @@ def _require_installation_left(organization: Organization) -> None:
     """Raise QuotaExceeded if the orders of the last 24 hours caused as many installations as the settings allow."""
     limit = settings.PACKAGE_INSTALLATIONS_PER_DAY
     recent = Job.objects.filter(organization=organization, queued_at__gt=timezone.now() - timedelta(days=1))
-    # A fault of the platform may not use up the customer's limit. A job that ended so before it started had one. Code
-    # in a customer's own image can report a fault that did not happen, so those count.
+    # An installation that failed by a platform fault does not count: its jobs ended with PLATFORM_ERROR before they
+    # started. In a customer's own image it counts, because code there can report a fault that did not happen.
     recent = recent.exclude(reason=EndReason.PLATFORM_ERROR, started_at=None, image__organization=None)
     if recent.filter(events__kind=INSTALLATION).count() >= limit:
         sentence = _(
@@ -240,7 +240,7 @@ def advance() -> set[str]:
             if layer.pk not in awaited:
                 # The layer's jobs were cancelled. If it were installed, customers could have packages built for jobs
                 # that they never run.
-                if slot not in busy:
+                if slot not in busy:  # otherwise the layer may be the one that is being installed
                     _remove([layer.pk])
                 continue
             installations_here = sum(cluster_name == "" for cluster_name, _pk in busy)
@@ -275,7 +275,7 @@ def remove_unused() -> None:
 def _start(layer: PackageLayer) -> None:
     """Start an installation on this machine or on the layer's cluster. If it can never start, save the failure.
 
-    Reasons are stored in English, as those of the installer, because no customer's language applies here.
+    Reasons are stored in English, like the installer's own, because no customer's language applies here.
     """
     request = InstallRequest(
         image=layer.image.name,
@@ -311,7 +311,10 @@ def _start(layer: PackageLayer) -> None:
 
 
 def _read_result(layer: PackageLayer) -> tuple[InstallResult, str] | None:
-    """Return how the installation ended, and the end of its output; None if it has not ended, or that is unknown."""
+    """Return how the installation ended, and the end of its output.
+
+    None if it has not ended, or its cluster does not answer.
+    """
     folder = _layer_folder(layer)
     if not layer.cluster:
         result = builder.result_of(folder)
@@ -338,7 +341,7 @@ def _is_working(layer: PackageLayer) -> bool:
 
 
 def _save_result(layer: PackageLayer, result: InstallResult, log: str) -> None:
-    """Store how an installation ended. It is repeated after a platform fault, and fails after MAX_FAULTS of them."""
+    """Store how an installation ended. After a platform fault it is repeated, until there were MAX_FAULTS of them."""
     layer.log = log
     if result.is_fault:
         logger.error("The packages %s of %s could not be installed: %s", layer.key, layer.organization, result.reason)
@@ -408,8 +411,8 @@ def _make_room(layer: PackageLayer) -> bool:
 def _remove(layer_pks: Iterable[int]) -> bool:
     """Remove these layers, except those that an open job needs. Return whether any was removed.
 
-    The caller holds `packages_lock`: an order may request a layer again before its folder is removed here, and no
-    installation may fill the folder meanwhile.
+    The caller holds `packages_lock`, so no installation fills a folder while it is removed here. Without the lock one
+    could, because an order may request the layer again once it is REMOVED.
     """
     has_removed = False
     for layer_pk in layer_pks:

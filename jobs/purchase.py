@@ -75,8 +75,8 @@ EXPANDS_ARGUMENTS = "expands_arguments"
 FREE_ESTIMATE_MARK = "probe"
 """Key that marks the stored purchase of a free estimate."""
 MEASURED = "measured"
-"""Key of a free estimate's stored purchase. Its value holds the measured purchase's own values of those fields that the
-free estimate replaced with its limits."""
+"""Key of a free estimate's stored purchase. Its value has the fields that the free estimate replaced with its own
+limits, as they were in the purchase that it measures."""
 EXTENSION_MARK = "extends"
 """Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
 and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
@@ -84,7 +84,7 @@ and the `deadline_seconds` and `held_minor` that the notebook had when the quote
 
 @dataclass(frozen=True)
 class VersionChoice:
-    """A version of a dataset or model, as the customer chose it: its name and its number; None: the latest version."""
+    """A version of a dataset or model, as the customer chose it. `number` None: the latest version."""
 
     name: str
     number: int | None = None
@@ -98,7 +98,8 @@ class Purchase:
     """A training run that can be bought, with every name resolved to its row.
 
     `lr` stays the customer's text, which the script receives unchanged. `max_seconds` and `ceiling_minor` are the
-    customer's own limits; None: the quote sets them.
+    customer's own limits; None: the quote sets them. `datasets` are the choices, and `dataset_versions` the rows that
+    they mean, in the same order; likewise for models. `secrets` are names.
     """
 
     product: Product
@@ -139,7 +140,10 @@ class Purchase:
         return hashlib.sha256(f"{self.workspace.pk}:{self.code_path}".encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the API's fields as a quote stores them, with pinned versions. `parse` accepts the result."""
+        """Return the API's fields as a quote stores them. `parse` accepts the result.
+
+        `dataset_versions` and `model_versions` pin the versions: the order uses those that were quoted, not newer ones.
+        """
         return {
             "product": self.product.name,
             "framework": self.framework.value,
@@ -249,7 +253,7 @@ def parse(
     """
     context = {"organization": organization, "uses_given_versions": uses_given_versions, "original": original}
     values = QuoteRequestSerializer(data=data, context=context).values()
-    values.pop("exact")  # `orders.quote_order` has replaced the data of an exact rerun
+    values.pop("exact")  # not a field of Purchase; for an exact rerun, `orders.quote_order` has already replaced `data`
     fault_tolerance = FaultTolerance(**{each.name: values.pop(each.name) for each in fields(FaultTolerance)})
     return Purchase(**values, fault_tolerance=fault_tolerance)
 
@@ -265,10 +269,10 @@ def asks_for_exact_rerun(data: Mapping[str, Any]) -> bool:
 def purchase_data(purchase: Mapping[str, Any], *, as_bought: bool = False) -> dict[str, Any]:
     """Return the stored purchase of a quote as data for `parse`.
 
-    For a free estimate, return the purchase that it measured, with that purchase's limits: a customer who repeats it
-    wants a full run. `as_bought` keeps the free estimate's limits. Older versions of the console did not store the
-    nodes and limits of the measured purchase. They also did not expand variables in arguments, so the dollar signs in
-    their purchases are escaped.
+    A free estimate gets back the limits of the purchase that it measured, because a customer who repeats it wants a
+    full run. `as_bought` keeps the free estimate's own limits. Older versions of the console did not store the nodes
+    and limits of the measured purchase. They also did not expand variables in arguments, so the dollar signs in their
+    purchases are escaped.
     """
     data = dict(purchase)
     if data.pop(FREE_ESTIMATE_MARK, None):
@@ -402,7 +406,7 @@ class LearningRateField(FormField, serializers.CharField):
         if len(text) > MAX_LR_LENGTH:
             sentence = _("The learning rate must have at most %(most)d characters.")
             raise ValidationError(sentence % {"most": MAX_LR_LENGTH})
-        # Compared as a float, because that is what the script reads: 1e-999 becomes 0 there, and 1e999 infinite.
+        # Compared as a float, because scripts read a float: they would read 1e-999 as 0, and 1e999 as infinity.
         if float(rate) <= 0:
             raise ValidationError(_("The learning rate must be above 0."))
         if math.isinf(float(rate)):
@@ -464,13 +468,13 @@ class _PlacementSerializer(FormSerializer):
         # The ids from the field `dataset_versions`, which is read first. Surplus ids are cut off, because `zip_longest`
         # would pair them with no choice.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
-        # What this method returns replaces the pinned ids under `dataset_versions`, the source of this field. The
-        # choices are stored here, because a Purchase has them too.
+        # The versions that are returned replace the pinned ids under `dataset_versions`, the source of this field. A
+        # Purchase has the choices too, so they are stored here.
         self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 
     def validate_nodes(self, nodes: int) -> int:
-        """Check the quota, and that the cluster can run this number of nodes when it is empty."""
+        """Check the quota, and that the empty cluster could run this number of nodes."""
         limit = self.context["organization"].quota.max_running_nodes
         if nodes > limit:
             raise ValidationError(
@@ -507,7 +511,7 @@ class _PlacementSerializer(FormSerializer):
     def _version(self, choice: VersionChoice, pinned_key: int | None) -> DatasetVersion:
         """Return the chosen version of a dataset: the pinned one, else the one with its number, else the latest."""
         dataset = sharing.usable_dataset_named(self.context["organization"], choice.name)
-        versions = storage.versions_of(dataset)
+        versions = storage.versions_of(dataset)  # newest first
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is not None:
@@ -638,7 +642,7 @@ class _PurchaseSerializer(_PlacementSerializer):
     def _model_version(self, choice: VersionChoice, pinned_key: int | None) -> ModelVersion:
         """Return the chosen version of a model, as `_version` does for a dataset."""
         model = storage.model_named(self.context["organization"], choice.name)
-        versions = storage.model_versions_of(model).select_related("model")
+        versions = storage.model_versions_of(model).select_related("model")  # newest first
         matching = versions.filter(number=choice.number) if choice.number else versions
         version = matching.filter(pk=pinned_key).first() if pinned_key else matching.first()
         if version is not None:
@@ -679,7 +683,7 @@ class _PurchaseSerializer(_PlacementSerializer):
 def _read_requirements(path: str, values: ValidValues, *, original: Job | None = None) -> Requirements | None:
     """Return the requirements of a purchase with these values; None if it has none, or no valid workspace.
 
-    Those of `original` replace the file in the workspace. Raises InvalidInput.
+    The stored requirements of the job `original` replace the file in the workspace. Raises InvalidInput.
     """
     workspace = values.get("workspace")
     if not path or workspace is None:

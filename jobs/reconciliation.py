@@ -75,7 +75,7 @@ def stop(*, job_pk: int) -> None:
 def delete_old_runs() -> None:
     """Delete the files of ended runs after the retention time, and runs without an attempt. Safe to repeat.
 
-    Also continue what ended runs need and a lost task or a killed worker left undone.
+    Also continue work for ended runs that a lost task or a killed worker left undone.
     """
     for name in clusters.clusters_to_reconcile():
         try:
@@ -104,8 +104,8 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
         _update_deadline(attempt)
     has_rest = False
     if status.phase is RunPhase.ENDED:
-        # Read before `_observe` ends the job, so that an ended job shows all of its progress. After the end only the
-        # cursor says that output is left.
+        # Read before `_observe` ends the job, so that an ended job shows all of its progress. What takes longer than
+        # `ingest_all` waits, `read_rest` reads after the end.
         has_rest = telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
@@ -126,7 +126,7 @@ def _observe(attempt: Attempt, status: RunStatus) -> None:
     """Update the attempt and its job. If the attempt has ended, request a scheduling pass and count its files."""
     with transaction.atomic():
         job = lifecycle.observe(attempt=attempt, status=status)
-        if job.is_ended or job.state == JobState.QUEUED:
+        if job.is_ended or job.state == JobState.QUEUED:  # queued again for another attempt
             send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
             send_on_commit(results.count_storage, job.pk)
 
@@ -141,7 +141,7 @@ def _end_vanished(attempt: Attempt) -> None:
         reason = EndReason.NODE_LOST
         failure = Failure("The cluster no longer knows this run.", FailureCode.VANISHED)
     else:
-        # A run that had started ended at an unknown time, so it is a platform fault, which is free.
+        # If the run had started, its end is at an unknown time. That is a platform fault, so the run is free.
         reason = EndReason.NODE_LOST if attempt.started_at else EndReason.CANCELLED
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)

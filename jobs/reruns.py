@@ -43,8 +43,8 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 class Configuration:
     """The script, image and datasets of a job when it was ordered, and what has changed since.
 
-    `sha256`, `size_bytes` and `text` are those of the script; None or empty if it is not stored. `diff` compares its
-    text with the workspace now. `changes` are sentences.
+    `sha256`, `size_bytes` and `text` describe the script; None or empty if it is not stored. `diff` compares the text
+    with the script that is in the workspace now. `changes` are sentences.
     """
 
     sha256: str
@@ -142,6 +142,7 @@ def _change_sentences(job: Job, state: ScriptState) -> list[str]:
 
 
 def _requirements_change(job: Job) -> str:
+    """Return how the requirements file differs from the ordered one; empty if it does not, or none was ordered."""
     ordered = packages.requirements_of(job)
     if ordered is None:
         return ""
@@ -181,6 +182,7 @@ def _model_change(version: ModelVersion) -> str:
 
 
 def _image_change(job: Job) -> str:
+    """Return a sentence if the image has another identity now; empty if not, or if either identity is unknown."""
     identity = snapshots.image_identity(job.image, job.node_spec.cluster)
     if not job.image_identity or not identity or identity == job.image_identity:
         return ""

@@ -22,7 +22,7 @@ from runtime.errors import RuntimeFault
 CHUNK_BYTES = 1024 * 1024
 """Bytes of samples that one call to the cluster reads, so that no call takes long."""
 MAX_BYTES = 16 * CHUNK_BYTES
-"""Bytes of samples that are read per node, the latest ones: about those of a day."""
+"""Bytes of samples that are read per node: the latest ones, which cover about a day."""
 MAX_TOTAL_BYTES = 256 * CHUNK_BYTES
 """Bytes of samples that are read of all nodes together, because customers' code can fill the files. Reading them
 takes some seconds. With 200 nodes they cover about the latest two hours."""
@@ -62,6 +62,7 @@ class RankUse:
     `cpu` is the recent mean in cores, where samples without the rank count as zero. `memory` is the recent maximum in
     bytes. `steps` and `step_seconds` are sums over the parsed samples, which are not all samples of a long attempt (see
     MAX_SAMPLES). `comm_seconds` is the part of `step_seconds` that the rank waited for others, None if unknown.
+    `recent_compute_seconds` is the step time without these waits, and `recent_steps` the number of steps in it.
     """
 
     rank: int
@@ -131,7 +132,7 @@ def usage_of(job: Job, attempt_number: int | None = None) -> AttemptUsage:
 
 
 def stragglers(ranks: Iterable[RankUse]) -> list[Straggler]:
-    """Return the ranks whose recent compute time per step exceeds that of the median rank by SLOW_RATIO."""
+    """Return the ranks whose recent compute time per step is above SLOW_RATIO times that of the median rank."""
     step_times = [
         (each, each.recent_compute_seconds / each.recent_steps)
         for each in ranks
@@ -186,7 +187,8 @@ def _read_samples(attempt: Attempt, node: int, max_bytes: int) -> list[dict[str,
     except RuntimeFault:
         return []
     stride = math.ceil(len(lines) / MAX_SAMPLES) if lines else 1
-    recent_from = max(0, len(lines) - RECENT_SECONDS)  # launchers write at most one sample a second
+    # Launchers write at most one sample a second, so all recent samples are among the last RECENT_SECONDS lines.
+    recent_from = max(0, len(lines) - RECENT_SECONDS)
     lines_to_parse = [*lines[:recent_from:stride], *lines[recent_from:]]
     return [sample for sample in map(_parse, lines_to_parse) if sample is not None]
 
@@ -247,7 +249,7 @@ def _add_ranks(ranks: dict[int, RankUse], node: int, samples: list[dict[str, Any
 
 
 def _recent_since(samples: list[dict[str, Any]]) -> float:
-    """Return the start (Unix seconds) of the period whose means the chart's legend and the table of ranks show."""
+    """Return the time (Unix seconds) that is RECENT_SECONDS before a node's last sample."""
     return float(samples[-1]["at"]) - RECENT_SECONDS
 
 
@@ -286,6 +288,7 @@ def _one_node_run(job: Job) -> Job | None:
 
 
 def _dataset_versions(job: Job) -> set[int]:
+    """Return the ids of the dataset versions that a job mounts."""
     return {item.version_id for item in job.job_datasets.all()}
 
 

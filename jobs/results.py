@@ -91,13 +91,13 @@ def measure(job: Job, *, without: Attempt | None = None) -> None:
 
     Safe to repeat.
     """
-    total = trees.Measurement(trees.Usage())
+    nothing = total = trees.Measurement(trees.Usage())
     attempts = [attempt for attempt in job.attempts.exclude(finished_at=None) if attempt != without]
     for attempt in attempts:
         total += _run_usage(attempt)
-    # Checkpoints and outputs are deleted together with the files of all attempts. Without these files there can only be
-    # checkpoints that were copied for an attempt.
-    if total != trees.Measurement(trees.Usage()) or (attempts and job.checkpoints_copied_at):
+    # `delete_run` deletes the job's checkpoints and outputs too. So if no attempt has files, only checkpoints that were
+    # copied for an attempt can be left.
+    if total != nothing or (attempts and job.checkpoints_copied_at):
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
     key = allocation_key(job.pk)
@@ -106,6 +106,7 @@ def measure(job: Job, *, without: Attempt | None = None) -> None:
         organization=job.organization,
         key=key,
         label=f"#{job.pk} {job.name}",
+        # A folder that cannot be read now must not make the job look smaller than it was.
         usage=total.at_least(trees.Usage(known.size_bytes, known.entry_count)),
         kept_until=deletion_time(job),
     )

@@ -53,11 +53,11 @@ def annotated(jobs: QuerySet[Job]) -> QuerySet[Job]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a list of jobs. Its text (`str`) has all values but `job`: the key under which its HTML is cached.
+    """A row of a list of jobs. Its HTML is cached under its text (`str`), which has all values but `job`.
 
-    `script` is its path after the name of the workspace, or that name alone. `progress` is that of
-    `selectors.progress`, with 0 epochs for a notebook or a check. `waiting_for` is that of `selectors.waiting_for`,
-    empty on pages that do not show it.
+    `script` is the script's path after the name of its workspace; without a script, that name alone. `progress` is what
+    `selectors.progress` returns, with 0 epochs for a notebook or a check. `waiting_for` is what `selectors.waiting_for`
+    returns; empty on pages that do not show why jobs wait.
     """
 
     job: Any = field(repr=False)

@@ -26,7 +26,7 @@ MODELS_PATH = "/models"
 variables WORKSPACE, DATASETS_PATH and MODELS_PATH."""
 HANG_SECONDS = 120
 """How long a run may show no sign of progress before it counts as hung. It is longer than the pauses of ordinary
-training, such as an evaluation or a checkpoint. The launcher's hang detector may decide sooner, if every rank waits."""
+training, such as an evaluation or a checkpoint. The hang detector may decide sooner, if all ranks wait for others."""
 
 
 def mounted_versions(job: Job) -> list[DatasetVersion]:

@@ -68,7 +68,7 @@ class SchedulingPass:
         self._free_nodes = {pk: capacity.nodes_now(resources_of(spec), spec.name) for pk, spec in self._specs.items()}
 
     def allocate(self, job: Job, nodes: int) -> None:
-        """Subtract the nodes of a job that is being submitted to the cluster from the capacity and the quota."""
+        """Subtract from capacity and quota the nodes of a job that is being submitted to the cluster."""
         self._running_nodes[job.organization_id] = self._running_nodes.get(job.organization_id, 0) + nodes
         self._set_capacity(capacity_without(self._capacity, resources_of(job.node_spec), nodes, job.node_spec.name))
 
@@ -86,7 +86,7 @@ class SchedulingPass:
             overdue = self._first_overdue_position(position)
             for job in page:
                 position = (job.queued_at, job.pk)
-                if overdue and overdue < position:
+                if overdue and overdue < position:  # from here on, jobs could take what the overdue one needs
                     self._kept_for = overdue
                     return
                 free_in_quota, free = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
@@ -130,16 +130,16 @@ class SchedulingPass:
         Jobs for which the quota has no room do not count, nor do jobs that even the empty cluster could not run. The
         filter knows only the quotas that were read so far, so each loaded job is checked again.
         """
-        too_large = [
+        needs_more = [
             Q(node_spec=pk, least__gt=free, least__lte=most)
             for pk, free in self._free_nodes.items()
             if (most := self._max_nodes(pk)) > free
         ]
-        if not too_large:
+        if not needs_more:
             return None
-        is_too_large = reduce(or_, too_large)
+        waits_for_capacity = reduce(or_, needs_more)
         while True:
-            overdue = self._queued(after).filter(is_too_large, queued_at__lt=self._now - BACKFILL_LIMIT)
+            overdue = self._queued(after).filter(waits_for_capacity, queued_at__lt=self._now - BACKFILL_LIMIT)
             jobs = list(overdue.exclude(self._over_quota_filter()).select_related("organization__quota")[:MIN_PAGE])
             for job in jobs:
                 after = job.queued_at, job.pk
@@ -158,7 +158,7 @@ class SchedulingPass:
         return quotas.free_nodes(job, self._running_nodes)
 
     def _over_quota_filter(self) -> Q:
-        """Return the filter for jobs that do not fit their organization's quota, if it is in `_node_limits`."""
+        """Return the filter for jobs that exceed their organization's quota. It knows the quotas in `_node_limits`."""
         free = {pk: limit - self._running_nodes.get(pk, 0) for pk, limit in self._node_limits.items()}
         used_up = [pk for pk, nodes in free.items() if nodes <= 0]
         too_large = (Q(organization=pk, least__gt=nodes) for pk, nodes in free.items() if nodes > 0)
@@ -178,7 +178,7 @@ def save_drained(specs: Sequence[NodeSpec], reason: str) -> None:
 def capacity_without(capacity: Capacity, resources: Resources, nodes: int, kind: str = "") -> Capacity:
     """Return the capacity that is left after `nodes` nodes with `resources` start, placed machine by machine.
 
-    `kind` is the name of the node spec, which may be restricted to some machines.
+    `kind` is the name of the node spec. A cluster may reserve machines for nodes of one kind.
     """
     machines = []
     for machine in capacity.machines:

@@ -22,7 +22,9 @@ from storage import selectors as storage
 MAX_WARNINGS = 5
 """Warnings that are shown. If there are more, the patterns have probably misread the script."""
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
+"""Matches lines with nothing but a comment."""
 VARIABLE = re.compile(r"\bDATASETS(_PATH)?\b")
+"""Matches the variables that tell a script of its datasets: DATASETS (their names) and DATASETS_PATH (their folder)."""
 QUOTED_NAME = re.compile(r"""(?<=["'/])[a-z0-9][a-z0-9_-]{0,62}(?=["'/])""")
 """Matches whole strings and whole parts of paths that could be the name of a dataset."""
 JOINED_NAME = re.compile(
@@ -76,8 +78,9 @@ def warnings(organization: Organization, purchase: Mapping[str, Any]) -> list[st
     if not use.uses_datasets:
         return []
     existing_names = set(sharing.usable_datasets(organization).values_list("name", flat=True))
+    # A string that could be a name counts only if a dataset has this name.
     missing_names = (use.certain | use.possible & existing_names) - ordered
-    # No name in the script is surely a dataset. It may get the names from elsewhere, for example from its arguments.
+    # No name in the script is surely a dataset: the script may get names from elsewhere, such as its arguments.
     if not missing_names and not ordered and not use.certain:
         return [_("%(script)s uses datasets, but none is chosen.") % {"script": script}]
     not_chosen = _("%(script)s reads the dataset %(name)s, which is not chosen.")

@@ -154,11 +154,11 @@ def refresh_job(job: Job) -> Job:
     )
     snapshot = waiting.snapshot_of(job)
     if fresh is None or fresh.state == JobState.QUEUED or (snapshot is None and fresh.cluster_answers is not None):
-        # The annotations of a queued job depend on other jobs. A first snapshot is a related object that `job` lacks.
+        # The annotations of a queued job depend on other jobs. If the first snapshot is new, `job` lacks it.
         return job_for(job.organization, job.pk)
     fresh.organization, fresh.order = job.organization, job.order
     fresh.node_spec, fresh.image, fresh.workspace = job.node_spec, job.image, job.workspace
-    # An extension of a notebook raises the amount.
+    # The extension of a notebook raises `amount_minor`.
     fresh.order.hold.amount_minor, fresh.order.hold.metered_minor = fresh.held_minor, fresh.metered_minor
     if snapshot is not None:
         snapshot.answers = fresh.cluster_answers
@@ -182,6 +182,7 @@ class OpenTotals:
     running: int
     """Jobs that run, start or stop."""
     running_nodes: int
+    """Nodes that these jobs bought. An elastic run may have fewer."""
     waiting: int
 
 
@@ -276,6 +277,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
             is_notebook=job.is_notebook,
         ),
         "waiting_for": waiting_for(job),
+        # `basis` is the stored estimate.
         "progress": progress(job, p50_seconds=float(job.order.quote.basis["p50_seconds"])),
         "attempts": [_attempt(job, attempt) for attempt in attempts],
         "queued_at": job.queued_at,
@@ -382,7 +384,7 @@ def nodes(job: Job) -> list[dict[str, Any]]:
 
 
 def environment(job: Job, rank: int = 0) -> dict[str, str]:
-    """Return a rank's environment variables: those of the contract and those of the order, but not its secrets.
+    """Return a rank's environment variables: the contract's and the order's own, but no secrets.
 
     Raises NotFound for an unknown rank.
     """
@@ -452,8 +454,8 @@ class LogMatch:
 def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number: int | None = None) -> LogMatch:
     """Return where `query` first occurs in a rank's output from byte `offset` on, regardless of upper and lower case.
 
-    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. The match's offset is too large by some
-    bytes if there are bytes before it that are not UTF-8. Raises NotFound for an unknown rank.
+    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. Invalid UTF-8 before the match makes its
+    offset some bytes too large, because each replacement character takes three. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
     attempt = _attempt_numbered(job, attempt_number)
@@ -597,6 +599,7 @@ def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
     """Return the first cause of the job's failure in the reader's language; empty if it did not fail."""
     if not attempts:
         return job.detail  # a job without an attempt failed because of its packages: the installer's message
+    # Without `detail`, no failure ended the job: it may have been cancelled while it waited for a retry.
     failure = attempts[-1].failure if job.detail else None
     return failure_sentence(failure) if failure else ""
 

@@ -3,8 +3,8 @@
 Other parts of an order, such as arguments and dataset versions, are columns of the job. A script is stored once per
 organization and content. The snapshot lets a customer see what has changed since the order, and run the same script
 again (`reruns`). If the script was changed while the job waited, the job runs a copy of the snapshot, which is written
-beside the script as `<stem>.<hash>.py`. So it runs what was ordered, and the lineage of a model names the script that
-trained it.
+beside the script as `<stem>.<hash>.py`. So the job runs what was ordered, and the lineage of a model names the script
+that trained the model.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def text_of(job: Job) -> str | None:
 def current_script(job: Job) -> Script | None:
     """Return the script that is in the job's workspace now; None if it cannot be read.
 
-    One above HASH_LIMIT has an empty hash. It differs from every snapshot, because those are smaller.
+    A script above HASH_LIMIT has an empty hash here, which differs from every snapshot's: snapshots are smaller.
     """
     try:
         return read_script(job.workspace, job.code_path) or Script("", HASH_LIMIT + 1, None)

@@ -14,8 +14,10 @@ class JobState(enum.StrEnum):
 
     QUEUED = "queued"
     STARTING = "starting"
+    """An attempt is claimed, and its nodes do not run yet."""
     RUNNING = "running"
     STOPPING = "stopping"
+    """A cancel was requested, and the run has not ended yet."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def charge_all() -> None:
-    """Charge today's storage to every wallet, and collect amounts that are still due. Safe to repeat."""
+    """Charge today's storage to every wallet, and collect amounts that are still due. Called hourly; safe to repeat."""
     today = installation_time().date()
     charged_today = StorageDay.objects.filter(day=today).values("account")
     # The closure of an organization itself collects the amount that is due for storage.

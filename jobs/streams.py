@@ -190,9 +190,10 @@ async def log_events(
 async def all_log_events(
     job: Job, tail: int, attempt_number: int | None, *, with_times: bool = False
 ) -> AsyncIterator[Event]:
-    """Yield `log` (as LogSerializer, with its `rank`) of all ranks as output arrives, from their last `tail` bytes on.
+    """Yield `log` (as LogSerializer, with its `rank`) of all ranks as output arrives.
 
-    Of more than MAX_RANKS ranks only the first are shown. `attempt_number` None: the latest attempt.
+    The first events have the last `tail` bytes of each rank. Of more than MAX_RANKS ranks only the first are shown.
+    `attempt_number` None: the latest attempt.
     """
     ranks = min(MAX_RANKS, job.nodes * job.workers_per_node)
     offsets = dict.fromkeys(range(ranks), -max(1, tail))

@@ -54,7 +54,7 @@ def remove_unused_packages() -> None:
 
 @shared_task
 def charge_storage() -> None:
-    """Charge today's storage of the organizations that were not charged yet."""
+    """Charge today's storage where that is still to do, and act where storage stays unpaid: see `storage_billing`."""
     storage_billing.charge_all()
 
 

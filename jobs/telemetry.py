@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 256 * 1024
 """Bytes of each source that one read takes, so that one run delays others little. The next read continues after them.
-They can contain 12,000 points, which take half a second of CPU time."""
+So many bytes can contain 12,000 points, which take half a second of CPU time."""
 MAX_POINTS = 50_000
 """Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
 point is stored. So curves keep their full length. Pages show only a thousand points per curve."""
@@ -60,8 +60,8 @@ MAX_LINE_LENGTH = 2000
 MAX_FINAL_READS = 320
 """Maximum reads of an ended run's output. 256 reads cover the largest log, of 64 MiB; the others are to spare."""
 FINAL_READ_SECONDS = 5.0
-"""Longest wait of a run's end for the reading of its output: the ends of other runs wait behind it. A run may
-have written millions of points in its last second, which take minutes to read. `read_rest` reads the others later."""
+"""How long the end of a run may wait until its output is read, because the ends of other runs wait behind it. Output of
+the last second may have millions of points, which take minutes to read. `read_rest` reads what is left."""
 MAX_FOLDER_NAME_LENGTH = 40
 """Characters of a folder in a curve's name. The other 60 of its 100 characters are for the separator and the tag."""
 CURVE_NAME = re.compile(r"\w[\w ./:-]{0,99}")
@@ -103,7 +103,7 @@ class Point:
 
 
 class LineReport(NamedTuple):
-    """What a line of output reports: epoch and step, None if it has none, and values by curve name."""
+    """What a line of output reports. `epoch` and `step` are None if it has none; `values` are by curve name."""
 
     epoch: float | None
     step: int | None
@@ -153,7 +153,7 @@ class PointCollector:
         self.points = [point for point in self.points if point.number % self.kept_every == 0]
 
     def report_epoch(self, epoch: float, at: datetime) -> None:
-        """Store a reported epoch in the cursor, and its time if it shows that another epoch is finished."""
+        """Store a reported epoch in the cursor. If it shows that another epoch is finished, store the time `at` too."""
         if not 0 <= epoch < MAX_STEP:
             return
         before = self._cursor.get("epochs")

@@ -1,7 +1,7 @@
 """Export an ended attempt as OpenTelemetry spans: its wait, its start, its run and each rank.
 
-A run's and a rank's start and end are by the backend's clock; the console's clock says when the job was queued and
-claimed. The run's span has the id that the ranks find in TRACEPARENT, so that spans of the customer's code become its
+The backend's clock says when a run and its ranks started and ended. The console's clock says when the job was queued
+and claimed. The ranks find the id of the run's span in TRACEPARENT, so that spans of the customer's code become its
 children.
 """
 
@@ -23,7 +23,10 @@ MAX_RANKS = 1024
 
 
 def traceparent_of(attempt: Attempt) -> str:
-    """Return the traceparent of a run's span, known before the run; empty if its order had no trace."""
+    """Return the traceparent of a run's span; empty if its order had no trace.
+
+    It depends only on the order's trace and the run's name, so the ranks can get it before the span is exported.
+    """
     return tracing.child_traceparent(attempt.job.traceparent, attempt.run_name)
 
 
@@ -33,7 +36,7 @@ def attributes_of(attempt: Attempt) -> dict[str, str | int]:
         "trainyard.job": attempt.job_id,
         "trainyard.organization": attempt.job.organization_id,
         "trainyard.run": attempt.run_name,
-        "trainyard.cluster": attempt.backend,
+        "trainyard.cluster": attempt.backend,  # the column has the name of a cluster
     }
 
 
@@ -58,7 +61,7 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
             traceparent=tracing.child_traceparent(run_traceparent, name),
             parent=run_traceparent,
             started_at=start,
-            finished_at=max(start, end),
+            finished_at=max(start, end),  # `end` may be earlier, because the two may be by different clocks
             attributes=common | extra,
             error=error,
         )

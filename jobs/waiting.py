@@ -10,7 +10,8 @@ from django.utils import timezone
 from jobs.models import CapacitySnapshot, Job
 
 RETRY_CODES = frozenset({"retry", "backoff"})
-"""Waiting codes of jobs that wait for another attempt after a failed one."""
+"""Waiting codes of jobs that wait for another attempt after a failed one: `backoff` until a set time, `retry` only for
+capacity."""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ READ_INTERVAL_SECONDS = 0.25
 """Minimum interval between two reads of one run's output, so that a run that writes without pause is not read at every
 write. The end of a run does not wait for it."""
 PAUSE_FACTOR = 10.0
-"""How many times as long as a read took the next read of the same run waits. Meanwhile the run may be described, to see
-its end soon; the next description waits in the same way. So no run, even if it reports without end, takes more than
-a tenth of its cluster's thread for reads, and a tenth for descriptions."""
+"""After a read, a run is not read again for this many times as long as the read took. Meanwhile the run may be
+described, so that its end is seen soon; descriptions pause in the same way. So even a run that reports without end
+takes at most a tenth of its cluster's thread for reads, and a tenth for descriptions."""
 RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 """Seconds before reconnecting to a cluster after the first, second, … failure in a row. The last one repeats."""
 STABLE_SECONDS = 60.0
@@ -55,7 +55,7 @@ class ClusterFollower:
         self.name = name
         self._stop = stop
         self._next_read_at: dict[str, float] = {}  # when each run may be read again, by the monotonic clock
-        self._next_look_at: dict[str, float] = {}  # when each run that may not be read may be described again
+        self._next_describe_at: dict[str, float] = {}  # when each run may be described again, while it may not be read
         self._unread: set[str] = set()  # runs that have changed since they were last read
 
     def run(self) -> None:
@@ -89,7 +89,7 @@ class ClusterFollower:
             self._process(changed)
 
     def _process(self, changed: set[str]) -> None:
-        """Read those of the changed runs that are due. The next call, a second later at most, reads the others."""
+        """Read the changed runs that are due. The next call, at most a second later, reads others once they are due."""
         self._unread |= changed
         started_at = time.monotonic()
         due = {name for name in self._unread if self._is_due(name)}
@@ -99,7 +99,7 @@ class ClusterFollower:
             self._read(name)
             self._next_read_at[name] = _pause_end(read_started_at, READ_INTERVAL_SECONDS)
         # Earlier times no longer matter.
-        for times in (self._next_read_at, self._next_look_at):
+        for times in (self._next_read_at, self._next_describe_at):
             for name in [name for name, at in times.items() if at <= started_at]:
                 del times[name]
 
@@ -108,14 +108,14 @@ class ClusterFollower:
         now = time.monotonic()
         if now >= self._next_read_at.get(name, 0.0):
             return True
-        if now < self._next_look_at.get(name, 0.0):
+        if now < self._next_describe_at.get(name, 0.0):
             return False
         try:
             return cluster(self.name).describe(name).phase is RunPhase.ENDED
         except Exception:
             return True  # `_read` handles the error of this run, so that the others are read
         finally:
-            self._next_look_at[name] = _pause_end(now)
+            self._next_describe_at[name] = _pause_end(now)
 
     def _read(self, name: str) -> None:
         """Update one run's job. An error is logged, and the next reconciliation tries again."""

@@ -28,8 +28,8 @@ MAX_CONCURRENCY = 100
 MAX_METRIC_LENGTH = 100
 """Characters of the name of a metric: the length of its column. Also limits the names of parameters."""
 PURCHASE_FIELDS = {"LR": "lr", "EPOCHS": "epochs", "BATCH_SIZE": "batch_size"}
-"""The purchase's field by the parameter that sets it. Other parameters set an argument, if their name begins with a
-hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
+"""The field of the purchase that each of these parameters sets. Other parameters set an argument, if their name
+begins with a hyphen (`--hidden`), or an environment variable (`DEPTH`)."""
 PRICED_PARAMETERS = frozenset({"EPOCHS", "BATCH_SIZE"})
 """Parameters that change the estimated time of a trial, and so its price."""
 
@@ -62,8 +62,8 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Return the plan that a quote stores as its object `sweep`.
 
-        The space is stored as a list of pairs. The order of parameters matters, and PostgreSQL does not keep the order
-        of an object's keys.
+        The space is stored as a list of pairs, because PostgreSQL does not keep the order of an object's keys. The
+        order matters: the condition of a parameter may refer only to earlier ones.
         """
         return cls(
             space=spaces.parse(dict(data["space"])),
@@ -114,8 +114,8 @@ def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
     """Return parameters that bound a trial's price: all combinations of the extreme values of PRICED_PARAMETERS.
 
     These are the ends of a range, or all choices of a categorical parameter, because their order says nothing about the
-    price. Other parameters hardly change the price, so they have their first value. Conditions are ignored, so that the
-    caller, who validates a purchase with each combination, meets every parameter's name.
+    price. Other parameters hardly change the price, so they have their first value. Conditions are ignored: the
+    caller validates a purchase with each combination, and so the names of all parameters.
     """
     combinations: list[Values] = [{}]
     for parameter in space:
@@ -158,9 +158,10 @@ class SpaceField(serializers.JSONField):
             if not is_storable_text(name) or len(name) > MAX_METRIC_LENGTH:
                 raise ValidationError(_("The name of a parameter contains invalid characters or is too long."))
             texts = [value for value in data[name].get("choices", ()) if isinstance(value, str)]
-            # Control characters sort before the space.
+            # Characters below the space are control characters.
             if any(not is_storable_text(text) or any(character < " " for character in text) for text in texts):
                 raise ValidationError(_("A choice of %(name)s contains invalid characters.") % {"name": name})
+            # Epochs and batch sizes are whole numbers.
             if name in PURCHASE_FIELDS and name != "LR" and data[name]["type"] == "float":
                 raise ValidationError(_("%(name)s must be of the type int or categorical.") % {"name": name})
         return data
@@ -241,5 +242,6 @@ def parse_plan(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan of a request as a quote stores it (see `Plan.from_json`). Raises InvalidInput."""
     values = PlanSerializer(data=data).values()
     values |= {"objective": dict(values["objective"]), "space": list(values["space"].items())}
+    # A grid may have fewer combinations than `trials`. Other methods have an empty grid.
     values["trials"] = len(Plan.from_json(values).grid()) or values["trials"]
     return values

@@ -15,8 +15,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from celery import shared_task
+from django.conf import settings
 from django.db import transaction
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from billing import charges
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 FAILING_TRIALS = 3
 """A sweep ends if at least this many trials have ended and all of them failed: then probably the script is at fault."""
 MAX_OUTPUT_DELAY = timedelta(minutes=10)
-"""How long after a trial's end its value waits for the rest of its output. `telemetry.read_rest` reads large outputs in
+"""How long the value of an ended trial waits for the rest of its output. `telemetry.read_rest` reads large outputs in
 minutes; a cluster that does not answer for longer must not keep the sweep open."""
 MAX_VALUES_JUDGED = 200
 """How many values of a trial's metric, from its first, a pruner compares. Scripts usually report one per epoch."""
@@ -67,8 +68,11 @@ def advance(*, sweep_pk: int) -> None:
     if plan.pruner is not Pruner.NONE:
         _prune(sweep, plan)
     record_ends(sweep, plan)
-    while sweep.state == Sweep.States.RUNNING and _order_next(sweep, plan):
-        sweep.refresh_from_db(fields=["state"])
+    # A refusal is stored as a sentence (`Sweep.waiting`), so it must be in the buyer's language.
+    language = sweep.placed_by.language if sweep.placed_by else ""
+    with translation.override(language or settings.LANGUAGE_CODE):
+        while sweep.state == Sweep.States.RUNNING and _order_next(sweep, plan):
+            sweep.refresh_from_db(fields=["state"])
     _cancel_open(sweep)
     _end(sweep)
 
@@ -76,8 +80,8 @@ def advance(*, sweep_pk: int) -> None:
 def record_ends(sweep: Sweep, plan: Plan) -> None:
     """Store the outcome and the metric's value of trials whose jobs have ended and whose output is read.
 
-    A trial that failed or was cancelled has no value, so nothing waits for its output. Waiting would keep its place and
-    the sweep's hold.
+    A trial that failed, or that was cancelled but not pruned, has no value, so nothing waits for its output. Until the
+    outcome is stored, the trial counts as open: it takes a place of `concurrency`, and the sweep keeps its hold.
     """
     ended = sweep.trials.filter(outcome="", job__finished_at__isnull=False).select_related("job")
     for trial in ended.prefetch_related("job__attempts"):
@@ -103,7 +107,10 @@ def _values(trial: Trial, plan: Plan) -> list[float]:
 
 
 def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[PastTrial]:
-    """Return trials as `suggestions` needs them. `values` are all values of the metric by job id, for pruners."""
+    """Return trials as `suggestions` needs them. `values` are all values of the metric by job id, for pruners.
+
+    `sampler_state` has what the sampler stored when it suggested the trial, and what the pruner has added since.
+    """
     return [
         PastTrial(
             parameters=trial.parameters,
@@ -123,7 +130,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
     Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
     it came, and compares other trials with that.
     """
-    trials = list(sweep.trials.select_related("job__order__hold"))
+    trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))  # the order that `judge` needs
     values: dict[int, list[float]] = {}
     points = MetricPoint.objects.filter(job__trial__sweep=sweep, name=plan.metric).order_by("pk")
     for job_pk, value in points.values_list("job", "value"):
@@ -149,6 +156,7 @@ def _prune(sweep: Sweep, plan: Plan) -> None:
 def _cancel_open(sweep: Sweep) -> None:
     """Cancel the jobs of pruned trials, or all open jobs if the customer has stopped the sweep."""
     open_trials = sweep.trials.filter(outcome="", job__finished_at=None, job__cancel_requested_at=None)
+    # Read again, because the customer may have stopped the sweep meanwhile.
     if not Sweep.objects.filter(pk=sweep.pk, reason=Sweep.Reasons.STOPPED).exists():
         open_trials = open_trials.filter(is_pruned=True)
     for job in Job.objects.filter(trial__in=open_trials):
@@ -217,7 +225,8 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     purchase = parse(
         organization=organization, data=apply_parameters(data, suggestion.parameters), uses_given_versions=True
     )
-    # All trials of a search run the script and the requirements of its first one. The files may have changed since.
+    # A search is a sweep and those that extend it. All its trials run the script and the requirements of its first
+    # trial, because the files may have changed since.
     search = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
     first_trial = search.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()
     script = None if first_trial else orders.read_purchased_script(purchase)
@@ -240,7 +249,7 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
             membership=Membership(organization=organization, user=sweep.placed_by),
             quote=quote,
             product=sweep.product,
-            idempotency_key=f"quote:{quote.pk}",
+            idempotency_key=f"quote:{quote.pk}",  # only has to be unique: the check above prevents a second order
             quota=quota,
             versions=purchase.dataset_versions,
             requirements=requirements,

@@ -1,4 +1,7 @@
-"""Quote a sweep or its extension, buy it, and stop it. `progress` orders its trials."""
+"""Quote, buy and stop sweeps, and quote extensions, which are bought as sweeps too. `progress` orders the trials.
+
+A search is a first sweep and the sweeps that extend it. All its trials have the same search space.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +64,10 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
 
 
 def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, Any]) -> Quote:
-    """Price more trials of a search whose sweeps have ended. `data` has `trials`, `ceiling_minor`, or both.
+    """Price more trials of the search of `sweep`. `data` has `trials`, `ceiling_minor`, or both.
 
-    Everything else stays as it was bought. The quote is bought like that of a sweep. Raises ServiceInactive,
-    InvalidInput, and billing's errors.
+    All else stays as it was bought. All sweeps of the search must have ended. Raises ServiceInactive, InvalidInput, and
+    billing's errors.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -77,7 +80,7 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     first_purchase = first_sweep.quote.purchase
     extension = first_purchase["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
     extension |= {"tried": tried, "extends": first_sweep.pk}
-    if extension["method"] == Method.GRID:
+    if extension["method"] == Method.GRID:  # at most the combinations that no trial has tried yet
         extension["trials"] = len(Plan.from_json(extension).grid())
     if extension["trials"] < 1:
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
@@ -88,7 +91,7 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
         membership=membership,
         base=base,
         plan_json=extension,
-        pinned_image={"pinned_image": first_purchase["pinned_image"]},
+        pinned_image={"pinned_image": first_purchase["pinned_image"]},  # so that all trials of a search use one image
         ceiling_minor=limits["ceiling_minor"],
     )
 
@@ -109,6 +112,7 @@ def _make_quote(
     organization = membership.organization
     plan = Plan.from_json(plan_json)
     prices = current_prices(organization)
+    # The most expensive trial that the space allows sets the ceiling, and `extreme_values` includes it.
     offers = []
     for values in extreme_values(plan.space):
         try:
@@ -150,7 +154,7 @@ def place_sweep(*, membership: Membership, quote: Quote, idempotency_key: str = 
     require_valid(quote)
     purchase = quote.purchase
     try:
-        # Parsed again, because the customer may have deleted something since the quote, or the operator the product.
+        # Parsed again: since the quote, the customer may have deleted something, or the operator withdrawn the product.
         product = parse(organization=organization, data=purchase, uses_given_versions=True).product
     except InvalidInput as error:
         raise ChoiceUnavailable(fields=error.fields) from error

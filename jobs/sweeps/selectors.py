@@ -77,7 +77,7 @@ def sweep_for(organization: Organization, pk: int) -> Sweep:
     sweep = sweeps_for(organization).filter(pk=pk).first()
     if sweep is None:
         raise NotFound(_("This sweep does not exist."))
-    sweep.organization = organization
+    sweep.organization = organization  # saves a query
     return sweep
 
 

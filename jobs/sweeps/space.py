@@ -150,7 +150,7 @@ def _parse_parameter(name: str, definition: Any, earlier: Mapping[str, Parameter
         raise InvalidSpace(name, _("Choose either `step` or `log`."))
     if step is not None and not 0 < step <= high - low:
         raise InvalidSpace(name, _("`step` must be above 0 and at most the range."))
-    if kind == "int":
+    if kind == "int":  # by default in steps of 1; a log scale has no step
         return Parameter(name, "int", low=low, high=high, step=step or (None if log else 1), log=log, when=when)
     return Parameter(name, "float", low=low, high=high, step=step, log=log, when=when)
 

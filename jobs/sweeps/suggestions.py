@@ -38,7 +38,7 @@ class Method(StrEnum):
 
 
 class Pruner(StrEnum):
-    """The method that stops unpromising trials early: it compares the metric's n-th value with that of other trials."""
+    """How unpromising trials are stopped early: a trial's n-th value of the metric is compared with those of others."""
 
     NONE = "none"
     MEDIAN = "median"
@@ -97,7 +97,7 @@ def suggest(
     study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, minimizes_cost=minimizes_cost)
     trial = study.ask()
     values = values_of(trial, space)
-    # Read from the study, because Optuna deprecates `trial.system_attrs`. The trial there has the same attributes.
+    # Read from the study's copy of the trial, because Optuna deprecates `system_attrs` of `trial` itself.
     return Suggestion(values, dict(study.get_trials(deepcopy=False)[trial.number].system_attrs))
 
 
@@ -154,6 +154,7 @@ def judge(
     study = optuna.create_study(direction=goal, pruner=optuna_pruner)
     study.add_trials([_frozen_trial(space, past) for past in trials])
     is_pruned = optuna_pruner.prune(study, study.get_trials(deepcopy=False)[number])
+    # Read from the study again, where successive halving has stored how far the trial came.
     return PruningDecision(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
 
 
@@ -189,6 +190,7 @@ def _sampler(method: Method, seed: int, number: int) -> BaseSampler:
         # `constant_liar` gives different parameters to trials that run at the same time.
         return TPESampler(seed=trial_seed, constant_liar=True)
     if method is Method.CMAES:
+        # It chooses categorical and conditional parameters at random. Optuna would warn of that in each call.
         return CmaEsSampler(seed=trial_seed, warn_independent_sampling=False)
     if method is Method.RANDOM:
         return RandomSampler(seed=trial_seed)
@@ -210,7 +212,7 @@ def _suggest_value(trial: optuna.Trial, parameter: Parameter) -> Value:
 def _frozen_trial(
     space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False
 ) -> optuna.trial.FrozenTrial:
-    """Return an earlier trial as Optuna's study stores it."""
+    """Return an earlier trial as Optuna's study stores it. A trial that was pruned counts with its last value."""
     end_state = TrialState.FAIL if past.value is None else TrialState.COMPLETE
     values = None
     if past.is_ended and past.value is not None:

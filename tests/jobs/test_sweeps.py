@@ -200,6 +200,11 @@ def test_a_full_queue_makes_the_sweep_wait_and_a_missing_script_ends_it(sweeper,
     sweep.refresh_from_db()
     assert sweep.trials.count() == 1
     assert "limit of 1" in sweep.waiting
+    sweep.placed_by.language = "zh-hans"
+    sweep.placed_by.save()
+    progress.advance(sweep_pk=sweep.pk)
+    sweep.refresh_from_db()
+    assert "上限" in sweep.waiting  # in the buyer's language, not in the worker's
     customer.quota(max_open_jobs=10)
     progress.advance(sweep_pk=sweep.pk)
     assert sweep.trials.count() == 2
