@@ -65,7 +65,7 @@ class Mpi:
         self._environment: Dict[str, str] = dict(launch_plan["environment"])
         self._send = send
         self._on_all_started = on_all_started
-        self._node = int(launch_plan["plan"]["node"])  # its number at submission; `Plan.node` is that of the round
+        self._node = int(launch_plan["plan"]["node"])  # at submission; `Plan.node` is its number in the round
         self._listener: Optional[socket.socket] = None
         self._socket_path = ""
         self._plan: Optional[Plan] = None

@@ -36,7 +36,7 @@ from .signals import STOP_SIGNALS, Signals
 _UNTRUSTED_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLUSH_SECONDS = 5.0
 """How long the last output may take to be written to stdout. It must fit into the 15 s by which the pod's grace period
-is longer than the run's."""
+is longer than the run's (`POD_MARGIN_SECONDS` of the Kubernetes backend)."""
 _FINISH_SECONDS = 20.0
 """How long ending a node may take before the deadline thread ends this process: about the sum of the limits for
 killing, reading and writing."""

@@ -162,7 +162,7 @@ class Rounds:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
         text = "The ranks of nodes {} did not end for the next round.".format(node_list(slow_nodes))
-        # The code of a run whose nodes do not meet at the start: here they do not meet for the next round.
+        # The same code as at the start: the nodes do not meet, here for the next round.
         return new_cause(kind="platform_error", code="nodes_not_met", node=slow_nodes[0], message=text)
 
     # From one round to the next
