@@ -159,6 +159,7 @@ class Agent:
             self._handle_peers(source)
 
     def _handle_ended_children(self) -> None:
+        """Collect the children that have ended since the last SIGCHLD, and handle the failures among them."""
         os.read(self._wakeup_pipe[0], 4096)  # one byte per signal, whose number does not matter
         for process_exit in reap():
             self._note_rank_exit(process_exit)

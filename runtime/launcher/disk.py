@@ -398,7 +398,8 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
 def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> bool:
     """Open the folder `name` and append it to `open_folders`; return False if this user's own folder cannot be read.
 
-    Does nothing if the folder was deleted or replaced by a link, or is an unreadable folder of another user.
+    `name` is relative to the folder `parent_fd`, or a path if that is None. Does nothing if the folder was deleted or
+    replaced by a link, or is an unreadable folder of another user.
     """
     try:
         _grant_read_access(name, parent_fd)

@@ -95,6 +95,7 @@ class RendezvousServer(ThreadingHTTPServer):
             return self._places.get(worker, _REMOVED_WORKER_PLACE)
 
     def _end_meeting_if_complete(self) -> None:
+        """If all workers of the round wait for their places, let `wait_for_place` answer them."""
         if self._places and self._waiting_workers >= set(self._places):
             self._meeting_count += 1
             self._waiting_workers = set()

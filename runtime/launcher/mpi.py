@@ -289,7 +289,8 @@ def find_mpirun(python: str, search_path: str) -> str:
 def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
     """Return mpirun's command line. Pure.
 
-    Ranks fill the nodes one after another and are not bound to cores, as without MPI. The run's user may be root.
+    `path` is mpirun's, and `stub` the command line of each rank's stub. Ranks fill the nodes one after another and are
+    not bound to cores, as without MPI. The run's user may be root.
     """
     hosts = ",".join("{}:{}".format(plan.host(node), plan.workers) for node in plan.original_nodes)
     options = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host", hosts]

@@ -220,6 +220,7 @@ class Node:
         self._record.data["causes"].append(cause)
 
     def _accept_late_abort(self, rank: int) -> None:
+        """Note, in the log and the record, that this rank aborted but counts as successful (`Rank.aborted_late`)."""
         sentence = (
             "Rank {}: the script returned from its last line, then its process aborted (SIGABRT) while the "
             "interpreter was shutting down. The run counts as completed."

@@ -157,6 +157,7 @@ class RankLog:
         return True
 
     def _append(self, data: bytes) -> None:
+        """Write data to the file, whatever the limit, and pass it to `on_data`."""
         if self._on_data is not None:
             self._on_data(data)
         if data and self._file >= 0:

@@ -47,9 +47,9 @@ class Verdict(NamedTuple):
 class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
-    `folder` is the run's. `first_fields` are the fields that only this backend has; they come first for people who read
-    the file. `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the readers:
-    processes of the console, which watch that file.
+    `pod.main` documents the fields of `data`. `folder` is the run's, `address` the node's. `first_fields` are fields
+    that only this backend has; they come first for people who read the file. `encode` converts the data to bytes. Each
+    write to `change_file`, if there is one, wakes the readers: processes of the console, which watch that file.
     """
 
     def __init__(

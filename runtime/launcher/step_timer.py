@@ -120,7 +120,7 @@ class Recorder:
         self._map = None
 
     def note_step(self, optimizer: Any, _arguments: Any = None, _keywords: Any = None) -> None:
-        """Count a step of an optimizer."""
+        """Count a step of an optimizer. The other parameters are those of PyTorch's hook."""
         try:
             if not _is_nested() and self._note_optimizer(id(optimizer)):
                 self._count(self._clock())

@@ -168,7 +168,10 @@ class Rounds:
     # From one round to the next
 
     def _start(self, rendezvous_port: int) -> None:
-        """Start the ranks of this round on this node, or have mpirun start them."""
+        """Start the ranks of this round on this node, or have mpirun start them.
+
+        `rendezvous_port` is the port of Horovod's store; 0: there is none.
+        """
         plan = round_plan(self._plan, self._round)._replace(rendezvous_port=rendezvous_port)
         if not self._has_started:
             # Sent before any customer code runs, which could keep this process from sending it.

@@ -34,7 +34,8 @@ threads run while a script waits."""
 NODE_BUSY_SHARE = 0.5
 """A node works if all its processes together use at least this share of a core, even if each process is idle."""
 _MAX_BACKGROUND_SHARE = 0.075
-"""A process that uses a larger share of a core than this does work, not background activity."""
+"""A process that uses a larger share of a core than this does work, not background activity. Twice this share is
+`_MAX_BUSY_SHARE`, so no process needs more than 15 % of a core to count as busy."""
 _MAX_BUSY_SHARE = 2 * _MAX_BACKGROUND_SHARE
 """The highest result of `ProgressTracker.busy_share`: a process with much background activity counts as busy only at a
 larger share than BUSY_SHARE."""
@@ -137,7 +138,10 @@ class Hang(NamedTuple):
 
 
 class ProgressTracker:
-    """One node's signs of progress. `now` is the time of any monotonic clock."""
+    """One node's signs of progress. `now` is the time of any monotonic clock.
+
+    `busy_share` is the least share of a core at which a process of this node counts as busy.
+    """
 
     def __init__(self, now: float, hang_seconds: float, busy_share: float = BUSY_SHARE) -> None:
         self._busy_share = busy_share
@@ -197,7 +201,7 @@ def is_rank_parked(
 ) -> bool:
     """Whether a rank is parked, by the CPU shares of its first thread, its other threads and its other processes.
 
-    `busy_share` is the share of a core at which a process of this node counts as busy.
+    `busy_share` is as in `ProgressTracker`.
     """
     # The other threads may only do what background threads do.
     other_threads_are_idle = all(share < _MAX_BUSY_SHARE for share in other_threads)

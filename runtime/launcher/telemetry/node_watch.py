@@ -94,7 +94,7 @@ class NodeWatch:
         self._start_round(-1, ())  # no round yet: the first `handle_timers` starts one
 
     def _start_round(self, number: int, members: Iterable[int]) -> None:
-        """Forget everything about the ranks of the previous round."""
+        """Begin a round with the nodes `members`: forget everything about the ranks of the previous one."""
         now = time.monotonic()
         self._busy_share = BUSY_SHARE
         if self._plan.cpus:

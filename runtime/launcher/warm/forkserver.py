@@ -147,7 +147,10 @@ def _reap() -> None:
 
 
 def exit_if_gpu_is_open(descriptors: str = "/proc/self/fd") -> None:
-    """Exit if an import has opened a GPU: CUDA fails in forks of such a process. This image's ranks then start cold."""
+    """Exit if an import has opened a GPU: CUDA fails in forks of such a process. This image's ranks then start cold.
+
+    `descriptors` is the folder in /proc with a link for each open descriptor.
+    """
     for name in os.listdir(descriptors):
         try:
             path = os.readlink(os.path.join(descriptors, name))
@@ -315,7 +318,10 @@ def _close_other_descriptors(descriptors: List[int]) -> List[int]:
 
 
 def _reset_process(script_message: Dict[str, Any]) -> None:
-    """Give this process the session, environment, arguments, random state and signal handlers of a cold rank."""
+    """Give this process the session, environment, arguments, random state and signal handlers of a cold rank.
+
+    `script_message` is the message of `client.WarmRanks.start`.
+    """
     os.setsid()
     os.umask(0o022)
     os.environ.clear()
