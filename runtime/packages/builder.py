@@ -212,7 +212,7 @@ def prepare_inputs(
 
 
 def _copy_uv(root: Path) -> Path:
-    """Copy uv to a folder of its own, unless this version is there; return that folder, which sandboxes mount."""
+    """Copy uv to a folder below `root`, unless this version is there; return that folder, which sandboxes mount."""
     executable = Path(uv.executable())
     status = executable.stat()
     folder = root / ".uv" / f"{status.st_size}-{status.st_mtime_ns}"
