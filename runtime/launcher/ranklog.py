@@ -91,6 +91,7 @@ class RankLog:
         fills_slowly = now - self._pumped_at < _PAUSE_SECONDS and pipe_bytes < _PIPE_BYTES // 2
         self._pumped_at = now
         self.paused_until = now + _PAUSE_SECONDS if fills_slowly else None
+        # Beyond the limit only the end of the output is needed, for `last_lines`.
         if self._is_full and pipe_bytes > _TAIL_BYTES:
             self._discard(pipe_bytes - _TAIL_BYTES)
         try:

@@ -21,7 +21,7 @@ can name the late nodes."""
 
 
 class PodPlan(NodePlan, total=False):
-    """The Pod plan, `order.json`, which every pod of a run reads; `pod.main` documents its fields."""
+    """The plan that every pod of a run reads, `order.json`; `pod.main` documents its fields."""
 
     run: str
     plan: Dict[str, Any]

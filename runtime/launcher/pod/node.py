@@ -143,7 +143,7 @@ class PodNode(Node):
             "secrets": self._pod.secrets,
             "devices": [str(gpu) for gpu in range(int(pod_plan.get("gpus", 0)))],
             "owns_pid_namespace": self._tree.is_first_process,
-            "umask": 0o002,  # a Pod's storage is shared by its group
+            "umask": 0o002,  # a pod's storage is shared by its group
         }
         workers = int(plan_fields["workers"])
         first_rank = self._node * workers
