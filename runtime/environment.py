@@ -42,7 +42,7 @@ _RESERVED_PREFIXES = (
     "OMPI_COMM_", "OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_plm", "PMI_", "PMIX_", "PRTE_", "ORTE_",
 )  # fmt: skip
 # The platform's variables are those that the ranks of the following two plans get. Only their names matter, so the
-# values are placeholders.
+# values are placeholders. A "-" stands where an empty value would leave the variable out.
 _MINIMAL_PLAN = Plan(
     run_id="run",
     node=0,

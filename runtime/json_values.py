@@ -17,5 +17,6 @@ def storable(value: Any) -> Any:
     if isinstance(value, list):
         return [storable(item) for item in value]
     if isinstance(value, str):
+        # By UTF-16, in which the two halves of a surrogate pair become one character.
         return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value

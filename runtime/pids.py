@@ -35,12 +35,12 @@ def _stat_fields(pid: int) -> list[str] | None:
 
 
 def is_alive(pid: int, start_ticks: int | None) -> bool:
-    """Whether the process of this pid and `start_time` still runs. False for a `start_time` of None."""
+    """Whether the process of this pid still runs. `start_ticks` is its `start_time`; False for None."""
     return start_ticks is not None and start_time(pid) == start_ticks
 
 
 def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
-    """Send a signal to the process of this pid and `start_time`; return False if it has ended."""
+    """Send a signal to a process, identified as in `is_alive`; return False if it has ended."""
     try:
         # The descriptor keeps referring to one process. The start time is checked after opening it, so the signal
         # cannot reach a later process with the same pid.
@@ -58,7 +58,7 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
 
 
 def wait_for_end(pid: int, start_ticks: int | None, seconds: float) -> bool:
-    """Wait until the process of this pid and `start_time` has ended, for at most `seconds`; return whether it has."""
+    """Wait until a process, identified as in `is_alive`, has ended, for at most `seconds`; return whether it has."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

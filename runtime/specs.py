@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NAME_PATTERN = re.compile(r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?\Z")
-"""A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label (at most 63 characters) with
-room for a suffix."""
+"""A run's name also names Kubernetes objects, a folder and hosts. So it is a DNS label. It has at most 52 of the 63
+characters of a label, which leaves room for a suffix."""
 PACKAGES_TARGET = "/opt/trainyard/site-packages"
 """The folder in which a run sees the packages that were installed in addition to the image's."""
 JOBS_TARGET = "/jobs"
@@ -100,9 +100,9 @@ class Mount:
 class Image:
     """The image that a run uses. Exactly one of `builtin` and `reference` is set.
 
-    `builtin` names an image that this installation builds: a virtual environment, except on Kubernetes.
-    `reference` is a registry reference, for backends that pull images. If `digest` is set, the image is pulled by this
-    digest in place of the reference's tag.
+    `builtin` names an image that this installation builds: a virtual environment, or on Kubernetes a container image.
+    `reference` names an image in a registry, for backends that pull images. If `digest` is set, the image is pulled by
+    this digest in place of the reference's tag.
     """
 
     builtin: str = ""
@@ -149,6 +149,7 @@ class RunSpec:
     """As ordered, digit by digit, since a float could show another number."""
     lr_scaling: LrScaling = LrScaling.NONE
     warmup_epochs: int = 0
+    """Epochs over which the script raises the learning rate. The script gets the number as LR_WARMUP_EPOCHS."""
     batch_size: int = 32
     datasets: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
@@ -405,10 +406,10 @@ class RunStatus:
     """The status of a run. Times are Unix seconds by the backend's clock.
 
     The metered time runs from `started_at`, when the last node began to run, to `finished_at`, when the last process
-    ended. `started_at` stays None for a run that never ran on all its nodes; an elastic run may begin without some of
-    them. `spans` cover the metered time without gaps; there are several only if an elastic run lost nodes.
-    `progress_at` is the last sign of progress (output, metrics or CPU work). `checkpoint_at` is the modification time
-    of the newest file in the checkpoint folder.
+    ended. `started_at` stays None for a run that never ran on all its nodes. If an elastic run begins without some of
+    its nodes, only the others count. `spans` cover the metered time without gaps; there are several only if an elastic
+    run lost nodes. `progress_at` is the last sign of progress (output, metrics or CPU work). `checkpoint_at` is the
+    modification time of the newest file in the checkpoint folder.
     """
 
     name: str
@@ -439,7 +440,8 @@ class NodeCapacity:
     total: Resources
     free: Resources
     closed_to: frozenset[str] = frozenset()
-    """Node kinds that are never placed on this machine; "" stands for all that are not in `Capacity.placed_kinds`."""
+    """The kinds of nodes that are never placed on this machine; "" stands for all kinds that are not in
+    `Capacity.placed_kinds`."""
     gpus_only: bool = False
     """Whether only nodes with GPUs are placed on this machine."""
 
@@ -496,8 +498,8 @@ class LogChunk:
     Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
-    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. The lines from this
-    number to that of the next pair were written at this time, give or take 0.1 s; more in a log of many hours
+    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. A time holds for the
+    lines from its pair's number to the next pair's, give or take 0.1 s; in a log of many hours it may be off by more
     (`runtime.launcher.log_times`). Lines before the first pair have no known time. None: the caller did not ask for
     times.
     """

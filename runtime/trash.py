@@ -130,7 +130,7 @@ def _open(name: str, parent_fd: int | None) -> int:
 
 
 def grant_owner_access(name: str, parent_fd: int | None, needed: int = 0o700) -> None:
-    """Give a folder's owner the `needed` permissions on it, which for a rename are all. Does nothing for other kinds.
+    """Give a folder's owner the `needed` permissions on it; a rename needs all. Does nothing for other kinds of files.
 
     `name` is relative to the folder `parent_fd`, or a path if that is None. Raises OSError.
     """

@@ -242,7 +242,8 @@ def _uv_install(python: Path, arguments: list[str], progress: Progress) -> None:
 
 def _run(command: list[str], progress: Progress, environment: Mapping[str, str] | None = None) -> str:
     """Run a command, with `environment` added to this process's; return its output. Raises ImageBuildFailed."""
-    # PYTHONPATH would make the image's interpreter import packages from outside the image.
+    # PYTHONPATH would make the image's interpreter import packages from outside the image. So could the working
+    # directory, which is therefore `/`.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     settings = {
         "PYTHONUNBUFFERED": "1",

@@ -11,7 +11,7 @@ from runtime.images import venvs
 _SUFFIX = ".dist-info"
 """The suffix of the folders in which installers store a package's metadata."""
 _CUDA_RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13")
-"""Packages whose version is that of CUDA; which of them an image has depends on that version."""
+"""Packages with the same version as CUDA. An image has one of them, depending on CUDA's major version."""
 _FRAMEWORKS = {
     "pytorch": ("torch",),
     "horovod": ("horovod",),

@@ -120,7 +120,10 @@ def recipe_names(recipes: Path = RECIPES) -> list[str]:
 
 
 def read_recipe(name: str, recipes: Path = RECIPES) -> Recipe:
-    """Read the recipe of a built-in image. Raises InvalidSpec if there is none, ValueError if it is malformed."""
+    """Read the recipe of a built-in image from the folder `recipes`.
+
+    Raises InvalidSpec if there is none, ValueError if it is malformed.
+    """
     path = recipes / f"{name}.txt"
     if not NAME_PATTERN.match(name) or not path.is_file():
         raise InvalidSpec(

@@ -54,7 +54,7 @@ def mark_candidate(folder: Path) -> None:
 
 
 def mark_ready(folder: Path, digest: str, flavour: Flavour = Flavour.CPU) -> None:
-    """Let every process start runs in this image."""
+    """Let every process start runs in this image, which was built from the recipe with this `digest`."""
     write_json(folder / "ready.json", {"digest": digest, "flavour": flavour.value})
 
 

@@ -98,7 +98,10 @@ def _compile(
     run: RunCommand,
     report_step: Callable[[str], None],
 ) -> Path:
-    """Compile the section's wheels in the empty folder `folder`; return the folder of the wheels."""
+    """Compile the section's wheels in the empty folder `folder`; return the folder of the wheels.
+
+    The other parameters are as in `build_wheels`.
+    """
     tools_folder, wheels_folder = folder / "tools", folder / "wheels"
     if compilation.tools:
         report_step(f"Installing build tools: {', '.join(compilation.tools)}")

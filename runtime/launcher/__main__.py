@@ -99,7 +99,7 @@ def _raise_oom_score() -> None:
 def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
     """Yield the source of the script and of the modules beside it that it imports.
 
-    For a script that runs others (`runpy`), that includes the scripts that its arguments name.
+    If the script runs others by `runpy`, the scripts that its arguments name are included.
     """
     pending = [plan.script]
     found_paths = set(pending)

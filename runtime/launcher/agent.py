@@ -96,8 +96,8 @@ class Agent:
     def run(self, listener: Optional[int], early_messages: Iterable[Message] = ()) -> int:
         """Run the node to its last rank's end; return its exit code.
 
-        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes. If the hub has
-        none, because it could not be opened, a run of several nodes fails after the time that they have to meet.
+        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes. It is None on
+        the hub too if it could not be opened. A run of several nodes then fails once the time to meet is over.
         `early_messages` are the supervisor's messages that came together with the launch plan.
         """
         self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
@@ -159,6 +159,7 @@ class Agent:
             self._handle_peers(source)
 
     def _handle_ended_children(self) -> None:
+        """Collect the children that have ended since the last SIGCHLD, and handle the failures among them."""
         os.read(self._wakeup_pipe[0], 4096)  # one byte per signal, whose number does not matter
         for process_exit in reap():
             self._note_rank_exit(process_exit)
@@ -174,7 +175,7 @@ class Agent:
         delay_seconds = EXPLANATION_SECONDS if self._plan.elastic else 0.0
         if may_be_effects and other_ranks_may_report:
             delay_seconds = ECHO_SECONDS
-        # A failure that cannot be an effect needs no delay, and earlier failures are reported with it.
+        # All are reported after the shortest delay, so one that cannot be an effect does not wait for the others.
         if self._report_failures_at is None or now + delay_seconds < self._report_failures_at:
             self._report_failures_at = now + delay_seconds
         if now >= self._report_failures_at and not self._is_ending:
@@ -362,8 +363,8 @@ class Agent:
 
     def _report_failures(self) -> List[Message]:
         """Report the failures of this node's ranks to the supervisor, and return their causes."""
-        # Read all reports that have arrived. These ranks failed before this node ends its ranks, so their failures are
-        # causes.
+        # Read all reports that have arrived. A rank that has failed by now failed before this node ends its ranks, so
+        # its failure is a cause.
         for rank in self._worker_group.live_ranks:
             self._worker_group.read_reports(rank)
         for process_exit in reap():
@@ -382,6 +383,7 @@ class Agent:
         """End the run because another node has failed; `reported_cause` is its cause, if it sent one."""
         self._report_failures()
         if isinstance(reported_cause, dict):
+            # `heard` marks a cause that another node reported.
             self._report({"type": "cause", "cause": {**reported_cause, "heard": True}})
         # The hub passes the abort on, since other nodes are connected only to the hub. The node that reported the abort
         # is ending already, and ignores it.

@@ -24,7 +24,8 @@ def first_cause(causes: Sequence[Cause]) -> Optional[Cause]:
 
     The times of two failures are not exact. A rank may seem to fail up to a second before the failure that caused its
     error, and `runtime.launcher.echoes` may not recognize that error as an echo. So within a second of an ordinary
-    failure, a rank that was killed by a signal comes first, then a lost node. Other kinds are never such an effect.
+    failure, a rank that was killed by a signal comes first, then a lost node. If the earliest cause is of another kind
+    than `code_failed`, it is no such effect and comes first.
     """
     # A cause that another node reported (`heard`) is left out if its own node has reported it too.
     reported_by_own_node = {

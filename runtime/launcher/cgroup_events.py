@@ -1,7 +1,7 @@
 """Counters of this container's control group: OOM kills, refused processes, memory and CPU time.
 
-Supports v1 and v2. A counter that cannot be read is 0. With v1, a group without a limit is taken for that of the whole
-machine: memory and CPU time are then None, since they would include those of other containers.
+Supports v1 and v2. A counter that cannot be read is 0. With v1, a group without a limit may be the whole machine's.
+Memory and CPU time are then None, since they would include those of other containers.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _ENTRIES_PER_STEP = 128
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
 _FIRST_STEP_SECONDS = 0.05
-"""How long such a step of each folder may take until the initial sizes are known. The supervisor's timers are late by
-these steps together."""
+"""The same until all initial sizes are known: longer, because what the run adds to a folder meanwhile may count as
+older. Each folder takes such a step, and the supervisor's timers are late by the sum."""
 _MIN_PAUSE_SECONDS = 2.0
 """Minimum pause between two measurements. Only a run that writes more than 128 MiB per second fills `RESERVE_BYTES` in
 this time."""
@@ -44,7 +44,8 @@ _BLOCK_BYTES = 512
 _INITIAL_SECONDS = 10.0
 """How long measuring one folder may take before the run, whose start waits for it. Most take milliseconds; on a slow
 network file system this is enough for tens of thousands of files. All four folders must be measured before the
-launchers of the other nodes give up. If it takes longer, the run counts as having filled a full disk."""
+launchers of the other nodes give up. If a folder takes longer and the disk is full at the end, the run counts as having
+filled it."""
 _FINAL_SECONDS = 10.0
 """How long measuring one folder may take after the run. If it takes longer, the run counts as having filled the disk.
 """
@@ -52,7 +53,7 @@ _FILLED_SHARE = 0.9
 """If the disk is full, a run that used at least this share of its limit counts as having filled it. The share is below
 1, because others write to the same disk."""
 _DELETED_FILES = "unlinked"
-"""The name of the measurement of deleted files, among those of the folders, in `DiskLimit`."""
+"""The name of the measurement of deleted files in `DiskLimit`, whose other measurements have the folders' names."""
 
 
 class FolderUsage(NamedTuple):
@@ -122,8 +123,8 @@ class DiskLimit:
     """The limit of what the run may add to its folders. Node 0 measures repeatedly, for all nodes.
 
     `folders` are named `run` (empty at the start), `checkpoints`, `outputs`, and `workspace` if the run may write to
-    it. `available_bytes` is the free space at the start, and the limit if it is smaller than `limit_bytes`. It is not
-    positive if it is unknown or the disk is full, and then `limit_bytes` is the limit. `open_files` yields the run's
+    it. `available_bytes` is the disk's room at the start; 0 or less: unknown, or the disk is full. The limit is
+    `limit_bytes`, or a positive `available_bytes` that is smaller. `open_files` yields the run's
     open files as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and
     the end are measured. `by_quota`: the limit is the rest of the organization's storage quota. The first
     `platform_bytes` of `run` do not count: they are for the platform's own files, if it writes such files there.
@@ -154,7 +155,8 @@ class DiskLimit:
         self._added_bytes: Dict[str, int] = {}  # since then, at its last measurement
         self._measuring_seconds = 0.0  # how long the current measurement has taken so far
         self._next_measurement_at = 0.0
-        self._pause_seconds = 0.0  # the usual pause after the last measurement, and that while it is urgent
+        # The pauses after the last measurement: the usual one, and the shorter one while `_is_urgent`.
+        self._pause_seconds = 0.0
         self._urgent_pause_seconds = 0.0
         # By folder: the free bytes of its disk when the current measurement began, and when the last complete one did.
         self._free_at_start: Dict[str, Optional[int]] = {}
@@ -193,6 +195,7 @@ class DiskLimit:
             return None
         is_urgent = self._is_urgent()
         if not self._measurements:
+            # The next measurement was planned after the usual pause; while it is urgent, the shorter pause is enough.
             early_seconds = self._pause_seconds - self._urgent_pause_seconds if is_urgent else 0.0
             if now < self._next_measurement_at - early_seconds:
                 return None
@@ -203,7 +206,7 @@ class DiskLimit:
                 self._measurements[_DELETED_FILES] = DeletedFileMeasurement(
                     self._open_files(), list(self._folders.values())
                 )
-        # Until all initial sizes are known, what the run writes to the rest may count as older.
+        # Longer steps until all initial sizes are known (`_FIRST_STEP_SECONDS`).
         is_first = not set(self._folders) <= set(self._initial_bytes)
         step_started_at = time.monotonic()
         is_complete = True
@@ -217,6 +220,7 @@ class DiskLimit:
         self._free_before = self._free_at_start
         self._pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         self._urgent_pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _URGENT_PAUSE_FACTOR)
+        # The first measurement finds initial sizes, so the next begins at once: it finds what the run has added.
         if not is_first:
             self._next_measurement_at = now + self._pause_seconds
         return verdict
@@ -394,7 +398,8 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
 def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Optional[int]) -> bool:
     """Open the folder `name` and append it to `open_folders`; return False if this user's own folder cannot be read.
 
-    Does nothing if the folder was deleted or replaced by a link, or is an unreadable folder of another user.
+    `name` is relative to the folder `parent_fd`, or a path if that is None. Does nothing if the folder was deleted or
+    replaced by a link, or is an unreadable folder of another user.
     """
     try:
         _grant_read_access(name, parent_fd)

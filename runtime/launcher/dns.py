@@ -66,7 +66,10 @@ class NameLookup:
 
 
 def watch_address(name: str, report: Callable[[str], object], resolver: Optional[Resolve] = None) -> None:
-    """Resolve the name repeatedly, without end, and call `report` with each new address."""
+    """Resolve the name repeatedly, without end, and call `report` with each new address.
+
+    `resolver` replaces `resolve` in tests.
+    """
     last_address: Optional[str] = None
     lookups = 0
     while True:

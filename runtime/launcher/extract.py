@@ -32,6 +32,7 @@ def extract_file(name: str, *companions: str) -> str:
 
 @functools.lru_cache(maxsize=None)
 def _extract(name: str) -> str:
+    """Extract one file of the archive; return its path. Raises OSError."""
     loader: Any = globals()["__loader__"]  # reads the archive, from which this module was imported too
     path = os.path.join(_extraction_folder(), name)
     temporary = os.path.join(_extraction_folder(), ".{}.{}".format(name, os.urandom(4).hex()))

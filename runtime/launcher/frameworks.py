@@ -25,8 +25,9 @@ def rank_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     """Return the variables that torchrun sets in addition to the common ones, and those of the network interface.
 
-    `TORCHELASTIC_USE_AGENT_STORE` is False because rank 0 itself serves the store. The restart count includes
-    earlier attempts and rounds. The maximum allows one restart for each node that this run can lose.
+    `TORCHELASTIC_USE_AGENT_STORE` is False because rank 0 itself serves the store. `TORCHELASTIC_RESTART_COUNT`
+    includes earlier attempts and rounds. `TORCHELASTIC_MAX_RESTARTS` allows one more for each node that this run can
+    lose.
     """
     rank = str(plan.rank(local_rank))
     environment = {

@@ -5,8 +5,8 @@ For an elastic run the server also replaces `horovodrun`'s driver. A worker that
 addresses at `/worker_addresses`, in order to be notified of added hosts. These addresses are not used, since nodes are
 never added.
 
-The server listens before any rank starts, because Horovod aborts after three tries. It never unpickles workers' data,
-as horovodrun's driver does, since that would let customer code run inside the launcher.
+The server listens before any rank starts, because Horovod aborts after three failed requests. Unlike horovodrun's
+driver, it never unpickles workers' data, since that would let customer code run inside the launcher.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_KEYS = 100_000
 """Maximum number of keys; Horovod stores a few for each pair of ranks."""
 _PLACE_PATH = "/rank_and_size/"
 """The beginning of the paths at which Horovod's elastic workers ask for their place: rank, size, local rank, local
-size, cross rank and cross size, separated by commas."""
+size, cross rank (the node's number) and cross size (the number of nodes), separated by commas."""
 _REMOVED_WORKER_PLACE = "-1,-1,-1,-1,-1,-1"
 """The answer to a worker that is no longer part of the run, in the form of a place (`elastic.horovod_places`)."""
 
@@ -95,6 +95,7 @@ class RendezvousServer(ThreadingHTTPServer):
             return self._places.get(worker, _REMOVED_WORKER_PLACE)
 
     def _end_meeting_if_complete(self) -> None:
+        """If all workers of the round wait for their places, let `wait_for_place` answer them."""
         if self._places and self._waiting_workers >= set(self._places):
             self._meeting_count += 1
             self._waiting_workers = set()

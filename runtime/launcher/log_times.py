@@ -1,6 +1,6 @@
 """The times at which the bytes of a rank's log were written: pairs of an offset and a time, in a file beside the log.
 
-The time of a pair holds for the bytes from its offset to that of the next pair. A pair is written before the bytes, so
+The time of a pair holds for the bytes from its offset to the next pair's. A pair is written before the bytes, so
 a reader that reads the log first finds the times of all bytes. A run without this file, or with a damaged one, has no
 times. `runtime.backends.log_chunks.read_times` reads the file.
 """
@@ -47,7 +47,7 @@ class LogTimes:
         with contextlib.suppress(OSError):
             if self._file < 0:
                 self._file = open_file(self._path, os.O_CREAT)
-                # A restarted pod continues the files of the one before.
+                # A restarted pod continues the files that its predecessor wrote.
                 self._size_bytes = os.fstat(self._file).st_size // PAIR.size * PAIR.size
             # The offset is the log's present end. A count of the written bytes could be wrong: in a pod, customer code
             # can truncate or extend the log.

@@ -65,7 +65,7 @@ class Mpi:
         self._environment: Dict[str, str] = dict(launch_plan["environment"])
         self._send = send
         self._on_all_started = on_all_started
-        self._node = int(launch_plan["plan"]["node"])  # its number at submission; `Plan.node` is that of the round
+        self._node = int(launch_plan["plan"]["node"])  # at submission; `Plan.node` is its number in the round
         self._listener: Optional[socket.socket] = None
         self._socket_path = ""
         self._plan: Optional[Plan] = None
@@ -289,7 +289,8 @@ def find_mpirun(python: str, search_path: str) -> str:
 def mpirun_command(plan: Plan, path: str, stub: List[str]) -> List[str]:
     """Return mpirun's command line. Pure.
 
-    Ranks fill the nodes one after another and are not bound to cores, as without MPI. The run's user may be root.
+    `path` is mpirun's, and `stub` the command line of each rank's stub. Ranks fill the nodes one after another and are
+    not bound to cores, as without MPI. The run's user may be root.
     """
     hosts = ",".join("{}:{}".format(plan.host(node), plan.workers) for node in plan.original_nodes)
     options = ["--allow-run-as-root", "--bind-to", "none", "--map-by", "slot", "--host", hosts]

@@ -200,7 +200,7 @@ class Node:
     def _mask_texts(self, cause: Message) -> Message:
         """Return a cause with the values of secrets replaced in what customers read.
 
-        Customers choose these values. So words that decide the outcome, such as `kind` and `signal`, must stay.
+        A customer may choose a secret such as `code_failed`. So fields that decide the outcome, such as `kind`, stay.
         """
         texts: Message = {
             name: self._mask.apply_to_message(cause[name]) for name in ("message", "data") if name in cause
@@ -220,6 +220,7 @@ class Node:
         self._record.data["causes"].append(cause)
 
     def _accept_late_abort(self, rank: int) -> None:
+        """Note, in the log and the record, that this rank aborted but counts as successful (`Rank.aborted_late`)."""
         sentence = (
             "Rank {}: the script returned from its last line, then its process aborted (SIGABRT) while the "
             "interpreter was shutting down. The run counts as completed."

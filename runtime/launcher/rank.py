@@ -275,7 +275,7 @@ def find_displayed_paths() -> "List[Tuple[str, str]]":
     try:
         with os.scandir(IMAGE_LINKS) as entries:
             links = [entry.path for entry in entries if entry.is_symlink()]
-        # A path comes after those below it, because `replace_paths` replaces them in this order.
+        # A folder comes after the paths inside it, because `replace_paths` replaces paths in this order.
         return sorted(((os.readlink(link), link) for link in links), reverse=True)
     except OSError:
         return []

@@ -91,6 +91,7 @@ class RankLog:
         fills_slowly = now - self._pumped_at < _PAUSE_SECONDS and pipe_bytes < _PIPE_BYTES // 2
         self._pumped_at = now
         self.paused_until = now + _PAUSE_SECONDS if fills_slowly else None
+        # Beyond the limit only the end of the output is needed, for `last_lines`.
         if self._is_full and pipe_bytes > _TAIL_BYTES:
             self._discard(pipe_bytes - _TAIL_BYTES)
         try:
@@ -157,6 +158,7 @@ class RankLog:
         return True
 
     def _append(self, data: bytes) -> None:
+        """Write data to the file, whatever the limit, and pass it to `on_data`."""
         if self._on_data is not None:
             self._on_data(data)
         if data and self._file >= 0:

@@ -47,10 +47,9 @@ class Verdict(NamedTuple):
 class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
-    `folder` is the run's. `first_fields` are the fields that only this backend has; they come first for people who read
-    the file.
-    `encode` converts the data to bytes. Each write to `change_file`, if there is one, wakes the readers: processes of
-    the console, which watch that file.
+    `pod.main` documents the fields of `data`. `folder` is the run's, `address` the node's. `first_fields` are fields
+    that only this backend has; they come first for people who read the file. `encode` converts the data to bytes. Each
+    write to `change_file`, if there is one, wakes the readers: processes of the console, which watch that file.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class Record:
         self._has_changed = True
 
     def delay_notification(self, seconds: float) -> None:
-        """Delay notifications for `seconds`, except that of the end. A short run then wakes readers only once."""
+        """Delay notifications for `seconds`, but not the one of the end. A short run then wakes readers only once."""
         self._next_notification_at = max(self._next_notification_at, time.monotonic() + seconds)
 
     def timeout(self, now: float) -> float:

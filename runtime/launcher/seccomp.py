@@ -4,8 +4,8 @@ The sandbox decides which files and processes a run can see. The filter refuses 
 sandbox. Code in a sandbox runs as the console's user (root, if root runs the console). Runs and the console therefore
 share every resource that the kernel counts or locks per user. The filter refuses:
 
-    leases     A run may take a lease on a file that it can only read. It would block all others that open the file,
-               for 45 seconds each time.
+    leases     A run may take a lease on a file that it can only read. The lease would block all others that open the
+               file, for 45 seconds each time.
     keyrings   They belong to the user, so one run could read another run's keys.
     inotify    Instances are limited per user (128 by default), and the console needs some.
     namespaces In its own user namespace, code is root, and can reach most of the kernel's past bugs.
@@ -191,7 +191,7 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
     processes, with one exception: it may set resource limits only for the calling process (`prlimit64` of pid 0).
 
     Calls that name a thread can still reach the other threads of these processes, whose numbers no filter can know. A
-    pod's launcher that is killed so counts as killed by the code.
+    pod's launcher that is killed in this way counts as killed by the code.
     """
     rules = [
         _Rule("prlimit64", 302, 261, errno.EPERM, (_differs(0, 0),)),

@@ -26,7 +26,7 @@ _SIGNATURE_END = b'"}'
 _MAX_SHORT_LINES = 5
 """How many last lines of a cause a shortened record keeps: the exception and its nearest frames."""
 _MAX_SHORT_LINE_LENGTH = 160
-"""Characters that a shortened record keeps of each of these lines."""
+"""Characters that a shortened record keeps of each of these lines, and, in the last step, of each message."""
 _MAX_SHORT_TEXT_LENGTH = 300
 """Characters that a shortened record keeps of a message: most messages are shorter."""
 

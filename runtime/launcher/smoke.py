@@ -70,7 +70,7 @@ class Report:
     def run(
         self, name: str, check: Callable[[], Result], describe: Callable[[Result], Dict[str, Any]]
     ) -> Optional[Result]:
-        """Run one check, add its finding and return its result. If it raises an exception, it has failed: return None.
+        """Run one check, add its finding and return its result; None if it has failed by raising an exception.
 
         `describe` returns the finding's data from the result.
         """

@@ -120,7 +120,7 @@ class Recorder:
         self._map = None
 
     def note_step(self, optimizer: Any, _arguments: Any = None, _keywords: Any = None) -> None:
-        """Count a step of an optimizer."""
+        """Count a step of an optimizer. The other parameters are those of PyTorch's hook."""
         try:
             if not _is_nested() and self._note_optimizer(id(optimizer)):
                 self._count(self._clock())
@@ -155,8 +155,8 @@ class Recorder:
         self._last_step_at = now
         self._calls += 1
         if is_first:
-            # DDP reports an iteration when the next one begins. So this step's own iteration, which counts no more than
-            # its time, is the one after the latest that is reported.
+            # The first step's communication does not count, like its time. DDP reports an iteration only when the next
+            # begins, so this step's own iteration is the one after the latest that DDP has reported.
             for module in list(self._ddp_modules):
                 data = module._get_ddp_logging_data()  # noqa: SLF001 - torch has no public name for it
                 self._ddp_modules[module] = int(data.get("iteration", 0)) + 1

@@ -66,7 +66,8 @@ class LaunchPlan(TypedDict, total=False):
 class Plan(NamedTuple):
     """What the run executes, and where: the same on every node except for `node`. A part of the `LaunchPlan`.
 
-    Paths are as seen inside the sandbox. Fields without a comment are as in `runtime.specs.RunSpec`.
+    Paths are as seen inside the sandbox. Fields without a comment are as in `runtime.specs.RunSpec`, or become the
+    variable of the same name in the ranks' environment (`common_environment`).
     """
 
     run_id: str  # the run's name
@@ -88,7 +89,7 @@ class Plan(NamedTuple):
     run_dir: str
     checkpoint_dir: str
     restart_count: int  # earlier attempts and rounds
-    omp_threads: int
+    omp_threads: int  # OMP_NUM_THREADS of each rank
     interface: str  # the network interface for collectives; if empty, the framework chooses
     worker_ports: List[int]  # for TensorFlow, a free port for each global rank; else empty
     rendezvous_port: int = 0  # where node 0 serves Horovod's store

@@ -115,7 +115,7 @@ class Rank:
 
     @property
     def failed_at(self) -> float:
-        """The time of the rank's failure (Unix seconds): that of its script, else now, since it was just reaped."""
+        """When the rank failed (Unix seconds): when its script failed, or else now, since it was just reaped."""
         return time.time() if self.script_failed_at is None else self.script_failed_at
 
     @property
@@ -179,9 +179,9 @@ class WorkerGroup:
         self._may_restart = plan.elastic
         self._owns_pid_namespace = bool(launch_plan.get("owns_pid_namespace"))
         self._ranks_by_pid: Dict[int, Rank] = {}
-        self._kill_at: Optional[float] = None
+        self._kill_at: Optional[float] = None  # when `handle_timers` kills the remaining ranks (monotonic)
         self.first_environment: Optional[Dict[str, str]] = None
-        """The environment of the node's first rank; None before its start."""
+        """The environment of the node's first rank, which shells get too; None before its start."""
 
     def start(self, plan: Plan, announcement: str = "") -> None:
         """Start every rank of this node.

@@ -33,7 +33,7 @@ from runtime.trash import Trash, remove_tree
 RUN_NAME = "packages"
 """The name of each installation's run. The runs have different roots."""
 REPLACED_FOLDER = "A package has replaced the folder that it was to be installed in."
-"""The reason for a failed installation if `layers.move_installed` returns None."""
+"""The `reason` of an `InstallResult` if `layers.move_installed` returns None."""
 LOG_LIMIT_BYTES = 1 << 20
 """Maximum bytes of an installation's output that its run keeps. After the run is deleted, only the end is kept."""
 MAX_LOG_BYTES = 64 * 1024
@@ -43,7 +43,7 @@ MAX_CACHE_BYTES = 2 << 30
 """A cache larger than this is removed after an installation: the cache only saves downloads, and each organization has
 one."""
 _LAST_START = "last-start"
-"""The file in an organization's folder whose time is that of its last installation's start."""
+"""A file in an organization's folder. Its modification time is when the organization's last installation started."""
 _MAX_REASON_LENGTH = 2000
 """Maximum length of the reason for a failure, which pages show: enough for uv's explanation of a conflict."""
 _START_AND_END_SECONDS = 60
@@ -101,6 +101,7 @@ def install(layer: Layer, request: InstallRequest) -> InstallResult:
     backend.delete(RUN_NAME)  # a process that died may have left this run
     try:
         allowed_indexes = indexes.load_indexes(request.indexes, request.file_hosts)
+        # The sandbox sees the inputs like a dataset, and the cache as the workspace, which every run must have.
         sandbox_settings = {"proxy": "/datasets/inputs/proxy", "cache": "/workspace"}
         mounts = prepare_inputs(layer, request.requirements, allowed_indexes, sandbox_settings)
         with proxy.run_in_thread(layer.folder / "inputs", "proxy", allowed_indexes.hosts) as index_proxy:
@@ -211,7 +212,7 @@ def prepare_inputs(
 
 
 def _copy_uv(root: Path) -> Path:
-    """Copy uv to a folder of its own, unless this version is there; return that folder, which sandboxes mount."""
+    """Copy uv to a folder below `root`, unless this version is there; return that folder, which sandboxes mount."""
     executable = Path(uv.executable())
     status = executable.stat()
     folder = root / ".uv" / f"{status.st_size}-{status.st_mtime_ns}"
@@ -289,7 +290,8 @@ def start(layer: Layer, request: InstallRequest) -> subprocess.Popen[bytes]:
     (layer.folder.parent / _LAST_START).touch()
     remove_result(layer)
     write_json(layer.folder / "request.json", dataclasses.asdict(request))
-    # Not `-m`: in the folder `/` that module is not found, since `runtime` is not an installed package.
+    # The process may outlive this one, so its working directory is `/`, which always exists. There `-m` would not find
+    # `runtime`, which is not an installed package.
     code = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from runtime.packages.builder import main; main()"
     with (layer.folder / "builder.log").open("wb") as log:
         return subprocess.Popen(
@@ -352,7 +354,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     layer = Layer(folder.parents[1], folder.parent.name, folder.name)
     with try_lock(layer) as has_lock:
-        # With a result, another process has finished this installation before this one got the lock.
+        # If there is a result, another process finished this installation before this one got the lock.
         if has_lock and result_of(layer) is None:
             data = json.loads((folder / "request.json").read_bytes())
             # JSON has lists in place of tuples.

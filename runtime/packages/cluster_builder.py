@@ -135,9 +135,10 @@ def log_of(layer: Layer) -> str:
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run. It contains the organization, since others may have the same key."""
+    """Return the name of the installation's run: with the organization, since two of them may have the same key."""
     return f"packages-{layer.organization_id}-{layer.key[:12]}"
 
 
 def _runs_root(layer: Layer) -> Path:
+    """Return the folder of the cluster's runs, as `layers_root` takes it."""
     return layer.root.parent

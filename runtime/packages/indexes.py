@@ -57,12 +57,13 @@ def load_indexes(
     """
     variables = _pip_configuration() if environment is None else environment
     find_links: tuple[str, ...] = ()
+    chosen_default = variables.get("UV_DEFAULT_INDEX")
     # Only an index that the operator has chosen may have a private address. If a name server gave a private address for
     # the default index, downloads would reach a machine of the operator's network that nobody meant to open to
-    # customers. Every other address here is the operator's choice.
-    is_default_chosen = bool(addresses) or "UV_DEFAULT_INDEX" in variables
+    # customers.
+    is_default_chosen = bool(addresses or chosen_default)
     if not addresses:
-        default = variables.get("UV_DEFAULT_INDEX") or DEFAULT_INDEX
+        default = chosen_default or DEFAULT_INDEX
         addresses = [_without_name(address) for address in (default, *variables.get("UV_INDEX", "").split())]
         find_links = tuple(part for part in variables.get("UV_FIND_LINKS", "").split(",") if part)
     hosts: dict[tuple[str, int], bool] = {}
@@ -71,13 +72,16 @@ def load_indexes(
         if parts.scheme in {"", "file"}:
             continue
         if parts.scheme not in _PORTS or not parts.hostname:
-            raise InvalidIndexes(f"PACKAGE_INDEXES: '{address}' is neither an http address nor a folder.")
+            raise InvalidIndexes(
+                f"PACKAGE_INDEXES: '{_without_credentials(address)}' is neither an http address nor a folder."
+            )
         if parts.username or parts.password:
             # Packages that are built run their own code beside the installer, and it could read the credentials.
             raise InvalidIndexes(
                 f"PACKAGE_INDEXES: the index on {parts.hostname} has credentials in its address. Customers' packages "
                 "could read them. Use an index that needs none."
             )
+        # Every other address than the default index is the operator's choice.
         hosts[_host_of(address, _PORTS[parts.scheme])] = is_default_chosen or address != DEFAULT_INDEX
     if any(address.rstrip("/") == DEFAULT_INDEX for address in addresses):
         hosts |= {(name, 443): is_default_chosen for name in DEFAULT_FILE_HOSTS}
@@ -100,7 +104,9 @@ def _host_of(address: str, default_port: int) -> tuple[str, int]:
     try:
         return (parts.hostname or "").lower(), parts.port or default_port
     except ValueError as error:
-        raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' has no valid port.") from error
+        raise InvalidIndexes(
+            f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{_without_credentials(address)}' has no valid port."
+        ) from error
 
 
 def _split(address: str) -> SplitResult:
@@ -108,7 +114,15 @@ def _split(address: str) -> SplitResult:
     try:
         return urlsplit(address)
     except ValueError as error:  # such as an IPv6 address without its closing bracket
-        raise InvalidIndexes(f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{address}' is not a valid address.") from error
+        raise InvalidIndexes(
+            f"PACKAGE_INDEXES or PACKAGE_FILE_HOSTS: '{_without_credentials(address)}' is not a valid address."
+        ) from error
+
+
+def _without_credentials(address: str) -> str:
+    """Return an address for a message: `***` replaces a user name and password, and all that comes before them."""
+    _before, at_sign, rest = address.rpartition("@")
+    return f"***@{rest}" if at_sign else address
 
 
 def _without_name(address: str) -> str:

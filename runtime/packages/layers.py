@@ -38,7 +38,7 @@ CACHE = "cache"
 _DIST_INFO = ".dist-info"
 """The suffix of the folders in which installers store a package's metadata."""
 _VERSION = 2
-"""A part of each key. After an increase, packages are installed again when they are next ordered."""
+"""A part of each key. Increase it if installations change: packages are then installed again when next ordered."""
 
 
 @dataclass(frozen=True)

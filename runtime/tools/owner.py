@@ -34,7 +34,7 @@ PROGRAM = Path(__file__).with_name("tensorboard_server.py")
 PROGRAM_TARGET = "/opt/trainyard/tensorboard_server.py"
 """The path of the program in the sandbox."""
 LOGS_TARGET = "/logs"
-"""The folder in the sandbox where each `LogFolder.folder` is mounted."""
+"""The folder in the sandbox with the session's logs: each `LogFolder.folder` is mounted below it, under a number."""
 VIEW_TARGET = "/view"
 """The folder in the sandbox that TensorBoard reads. It has a link to each of the session's logs, by its name."""
 MAX_PROCESSES = 128

@@ -1,8 +1,8 @@
 """Limits of a pod's node, as its first process can observe them: time, memory, disk, and whether the launcher answers.
 
 This module only detects violations. Once customer code runs, the launcher's end counts as caused by the code, because
-the code can kill or stop the launcher. A verdict `platform_error` is only a claim: the console makes a run free because
-of it only if no customer code can have written it, else it charges the run (`kubernetes.causes` decides).
+the code can kill or stop the launcher. A verdict `platform_error` is only a claim. It makes the run free only if no
+customer code can have written it; `kubernetes.causes` decides that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ can name the late nodes."""
 
 
 class PodPlan(NodePlan, total=False):
-    """The Pod plan, `order.json`, which every pod of a run reads; `pod.main` documents its fields."""
+    """The plan that every pod of a run reads, `order.json`; `pod.main` documents its fields."""
 
     run: str
     plan: Dict[str, Any]

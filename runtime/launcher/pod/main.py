@@ -91,7 +91,7 @@ from .node import PodNode
 def main() -> int:
     """Run as the first process of a pod; return its exit code."""
     make_undumpable()
-    os.umask(0o002)  # the storage is shared by the Pod's group
+    os.umask(0o002)  # the storage is shared by the pod's group
     try:
         pod = PodIdentity.from_environment(os.environ)
         plan = json.loads(Path(pod.plan_path).read_bytes())

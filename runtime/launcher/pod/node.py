@@ -36,7 +36,7 @@ from .signals import STOP_SIGNALS, Signals
 _UNTRUSTED_FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _FLUSH_SECONDS = 5.0
 """How long the last output may take to be written to stdout. It must fit into the 15 s by which the pod's grace period
-is longer than the run's."""
+is longer than the run's (`POD_MARGIN_SECONDS` of the Kubernetes backend)."""
 _FINISH_SECONDS = 20.0
 """How long ending a node may take before the deadline thread ends this process: about the sum of the limits for
 killing, reading and writing."""
@@ -143,7 +143,7 @@ class PodNode(Node):
             "secrets": self._pod.secrets,
             "devices": [str(gpu) for gpu in range(int(pod_plan.get("gpus", 0)))],
             "owns_pid_namespace": self._tree.is_first_process,
-            "umask": 0o002,  # a Pod's storage is shared by its group
+            "umask": 0o002,  # a pod's storage is shared by its group
         }
         workers = int(plan_fields["workers"])
         first_rank = self._node * workers

@@ -162,13 +162,16 @@ class Rounds:
             return None
         slow_nodes = sorted(set(self.members) - self._ended_members)
         text = "The ranks of nodes {} did not end for the next round.".format(node_list(slow_nodes))
-        # The code of a run whose nodes do not meet at the start: here they do not meet for the next round.
+        # The same code as at the start: the nodes do not meet, here for the next round.
         return new_cause(kind="platform_error", code="nodes_not_met", node=slow_nodes[0], message=text)
 
     # From one round to the next
 
     def _start(self, rendezvous_port: int) -> None:
-        """Start the ranks of this round on this node, or have mpirun start them."""
+        """Start the ranks of this round on this node, or have mpirun start them.
+
+        `rendezvous_port` is the port of Horovod's store; 0: there is none.
+        """
         plan = round_plan(self._plan, self._round)._replace(rendezvous_port=rendezvous_port)
         if not self._has_started:
             # Sent before any customer code runs, which could keep this process from sending it.

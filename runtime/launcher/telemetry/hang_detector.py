@@ -13,8 +13,8 @@ progress. Node 0's `HangDetector` receives the progress of all nodes. There are 
               such a call too, or parked: its first thread does nothing, its other threads do little, and its other
               processes do not work.
 
-An idle run still uses a little CPU time. This time is not a sign of progress: otherwise a polling thread would hide
-every hang. But it is billed: otherwise code could stay below the threshold and work for free. The property
+An idle run still uses a little CPU time. This time is not a sign of progress, since a polling thread would hide every
+hang. But the time is billed, since code could otherwise stay below the threshold and work for free. The property
 `HangDetector.cpu_seconds` has the CPU time of all nodes since the last sign of progress.
 
 If it is doubtful whether the run hangs, the run continues. Node 0 inspects ranks only when a hang is likely. Each time
@@ -34,7 +34,8 @@ threads run while a script waits."""
 NODE_BUSY_SHARE = 0.5
 """A node works if all its processes together use at least this share of a core, even if each process is idle."""
 _MAX_BACKGROUND_SHARE = 0.075
-"""A process that uses a larger share of a core than this does work, not background activity."""
+"""A process that uses a larger share of a core than this does work, not background activity. Twice this share is
+`_MAX_BUSY_SHARE`, so no process needs more than 15 % of a core to count as busy."""
 _MAX_BUSY_SHARE = 2 * _MAX_BACKGROUND_SHARE
 """The highest result of `ProgressTracker.busy_share`: a process with much background activity counts as busy only at a
 larger share than BUSY_SHARE."""
@@ -137,7 +138,10 @@ class Hang(NamedTuple):
 
 
 class ProgressTracker:
-    """One node's signs of progress. `now` is the time of any monotonic clock."""
+    """One node's signs of progress. `now` is the time of any monotonic clock.
+
+    `busy_share` is the least share of a core at which a process of this node counts as busy.
+    """
 
     def __init__(self, now: float, hang_seconds: float, busy_share: float = BUSY_SHARE) -> None:
         self._busy_share = busy_share
@@ -195,7 +199,10 @@ class ProgressTracker:
 def is_rank_parked(
     first_thread: float, other_threads: Iterable[float], other_processes: Iterable[float], busy_share: float
 ) -> bool:
-    """Whether a rank is parked, by the CPU shares of its first thread, its other threads and its other processes."""
+    """Whether a rank is parked, by the CPU shares of its first thread, its other threads and its other processes.
+
+    `busy_share` is as in `ProgressTracker`.
+    """
     # The other threads may only do what background threads do.
     other_threads_are_idle = all(share < _MAX_BUSY_SHARE for share in other_threads)
     other_processes_are_idle = all(share < busy_share for share in other_processes)
@@ -352,7 +359,7 @@ class HangDetector:
             return Hang(self.idle_seconds, states)
         if self.idle_seconds >= self.allowed_idle_seconds and self._waiting_inspections >= _MIN_IDLE_INSPECTIONS:
             return Hang(self.idle_seconds, states)
-        # All ranks must have stood still for so long, so the one that moved last decides.
+        # All ranks must have stood still for `hang_seconds`, so the rank that moved last decides.
         since = max((standstill.since for standstill in self._standstills.values()), default=now)
         inspections = min((standstill.inspections for standstill in self._standstills.values()), default=0)
         is_spinning = inspections >= _MIN_INSPECTIONS and now - since >= self._hang_seconds and self._all_are_stuck()

@@ -55,8 +55,8 @@ _NO_COUNTS = Counts(0, 0, 0.0, None)
 class RankCpu(NamedTuple):
     """The CPU seconds that a rank had used at one time (`at`, monotonic).
 
-    `threads` has those of each thread of the rank's own process, by thread id; `children` those of each process that it
-    started, by pid.
+    `threads` has them for each thread of the rank's own process, by thread id; `children` for each process that the
+    rank started, by pid.
     """
 
     at: float
@@ -94,7 +94,7 @@ class NodeWatch:
         self._start_round(-1, ())  # no round yet: the first `handle_timers` starts one
 
     def _start_round(self, number: int, members: Iterable[int]) -> None:
-        """Forget everything about the ranks of the previous round."""
+        """Begin a round with the nodes `members`: forget everything about the ranks of the previous one."""
         now = time.monotonic()
         self._busy_share = BUSY_SHARE
         if self._plan.cpus:
@@ -211,8 +211,8 @@ class NodeWatch:
             activity = self._measure_activity(self._last_reading, reading, counts)
             progress = self._tracker.add_activity(now, activity, self._interval)
             self._report_progress(progress)
-            # An inspection compares threads with an earlier reading, which must be ready before the first inspection.
-            # `HangDetector.should_inspect` begins after half of `hang_seconds`.
+            # The inspection of a spinning run compares threads with an earlier reading. It begins after half of
+            # `hang_seconds` (`HangDetector.should_inspect`), so the reading is taken before that.
             if progress.stalled_seconds < self._plan.hang_seconds / 4:
                 self._rank_cpu = {}
             elif not self._rank_cpu:
@@ -239,7 +239,7 @@ class NodeWatch:
             self._report({"type": "sample", **sample})
 
     def _measure_activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
-        """Return this node's activity between two readings. `counts` are those of the second."""
+        """Return this node's activity between two readings. `counts` are as of the second."""
         seconds = max(1e-3, after.at - before.at)  # at least a millisecond, since rates are divided by it
         cpu_shares, max_runnable_share = {}, 0.0
         for pid, process in after.processes.items():

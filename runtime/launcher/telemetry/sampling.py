@@ -191,7 +191,10 @@ class Reading(NamedTuple):
 
 
 class Sampler:
-    """Turns readings into the samples of one node. `own_network`: see `topology.Plan`."""
+    """Turns readings into the samples of one node. `own_network`: see `topology.Plan`.
+
+    `proc` and `cgroup` replace the kernel's folders in tests.
+    """
 
     def __init__(
         self, *, own_network: bool, gpus: Optional[Gpus] = None, proc: str = PROC, cgroup: str = cgroup_events.ROOT

@@ -53,7 +53,7 @@ _WAITS = (
     ("horovod/torch/mpi_ops.py", "join"),
     ("horovod/tensorflow/mpi_ops.py", ""),
 )
-# Functions that wait for other ranks, but also compute; in the same form.
+# Functions that wait for other ranks, but also compute; in the form of `_WAITS`.
 _WAITS_IF_IDLE = (
     ("torch/autograd/graph.py", "_engine_run_backward"),
     ("torch/nn/parallel/distributed.py", ""),

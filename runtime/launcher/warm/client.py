@@ -37,7 +37,7 @@ _INT_BYTES = array.array("i").itemsize
 _MAX_DESCRIPTORS = 4
 """Maximum number of descriptors in one message: output, reports, step counts and a spare one."""
 # A script that sets a variable which is read at an import: os.environ["OMP_..."], .setdefault("OMP_..." or
-# .update({"OMP_...".
+# .update({"OMP_...". The number of spaces is limited, since a search for any number could take very long.
 _SETS_ENVIRONMENT = re.compile(
     r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + "|".join(READ_AT_IMPORT) + ")_"
     # Or a variable with a computed name, which may be one of READ_AT_IMPORT.

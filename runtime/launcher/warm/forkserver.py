@@ -45,7 +45,7 @@ from .client import MAX_MESSAGE_BYTES, python_path, receive
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
 _PRIVATE_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
 """Kinds of namespaces that every sandbox has to itself. The network's is not among them, since a setting can make runs
-share the host's network."""
+share the host's network, nor the cgroup's, which not every kernel supports."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 39, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -147,7 +147,10 @@ def _reap() -> None:
 
 
 def exit_if_gpu_is_open(descriptors: str = "/proc/self/fd") -> None:
-    """Exit if an import has opened a GPU: CUDA fails in forks of such a process. This image's ranks then start cold."""
+    """Exit if an import has opened a GPU: CUDA fails in forks of such a process. This image's ranks then start cold.
+
+    `descriptors` is the folder in /proc with a link for each open descriptor.
+    """
     for name in os.listdir(descriptors):
         try:
             path = os.readlink(os.path.join(descriptors, name))
@@ -279,8 +282,8 @@ def _become_rank(launcher: socket.socket) -> Script:
 def _reason_to_start_cold(import_folders: List[str]) -> str:
     """Return why the script cannot run in this process; "" if it can.
 
-    It cannot if one of its own modules has the name of a module that is loaded here: importing it would return the
-    loaded one.
+    It cannot if a module of the script's own has the name of a module that is loaded here: the script's import would
+    return the loaded one.
     """
     # An interpreter imports `sitecustomize` when it starts, and this one has started already.
     loaded = {name.partition(".")[0] for name in sys.modules} - {"__main__", "launcher"} | {"sitecustomize"}
@@ -315,7 +318,10 @@ def _close_other_descriptors(descriptors: List[int]) -> List[int]:
 
 
 def _reset_process(script_message: Dict[str, Any]) -> None:
-    """Give this process the session, environment, arguments, random state and signal handlers of a cold rank."""
+    """Give this process the session, environment, arguments, random state and signal handlers of a cold rank.
+
+    `script_message` is the message of `client.WarmRanks.start`.
+    """
     os.setsid()
     os.umask(0o022)
     os.environ.clear()

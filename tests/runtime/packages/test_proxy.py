@@ -118,10 +118,11 @@ def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
     # True: the host may have a private address. That holds for hosts that the operator has chosen.
     chosen = indexes.load_indexes(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
     assert chosen.hosts == {("pypi.internal", 8080): True, ("files.internal", 443): True}
-    assert indexes.load_indexes([], [], {}).hosts == {
-        ("pypi.org", 443): False,
-        ("files.pythonhosted.org", 443): False,
-    }
+    for environment in ({}, {"UV_DEFAULT_INDEX": ""}):  # an empty variable chooses nothing
+        assert indexes.load_indexes([], [], environment).hosts == {
+            ("pypi.org", 443): False,
+            ("files.pythonhosted.org", 443): False,
+        }
     pip_configuration = {
         "UV_INDEX": "file:///opt/simple more=https://more.example/simple",  # uv allows a name before an address
         "UV_FIND_LINKS": "/opt/wheels",
@@ -131,9 +132,12 @@ def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
     assert from_pip.find_links == ("/opt/wheels",)
     for address in (
         "https://user:word@pypi.internal/simple", "ftp://pypi.internal/simple", "https:///simple", "http://a:b/simple",
-        "http://[x/simple",
+        "http://[x/simple", "ftp://user:word@pypi.internal/simple", "http://user:word@[x/simple",
     ):  # fmt: skip
-        with pytest.raises(InvalidIndexes):
+        with pytest.raises(InvalidIndexes) as refusal:
             indexes.load_indexes([address], [], {})
-    with pytest.raises(InvalidIndexes):
-        indexes.load_indexes([], ["files.internal:b"], {})
+        assert "word" not in str(refusal.value)  # messages show no credentials
+    for file_host in ("files.internal:b", "user:word@files.internal:b"):
+        with pytest.raises(InvalidIndexes) as refusal:
+            indexes.load_indexes([], [file_host], {})
+        assert "word" not in str(refusal.value)
