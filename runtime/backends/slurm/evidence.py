@@ -228,8 +228,8 @@ def _cause_by_job_state(record: RecordData, observation: Observation) -> Cause |
         if observation.failed_machines and observation.job is not None:
             cause["at"] = observation.job.ended_at + 1.0
         return cause
-    if state in _LIMITS and record["started_at"] is None:
-        return _start_failure_cause(observation.job)
+    if state in _LIMITS and record["started_at"] is None:  # before any rank ran, so the code did not reach the limit
+        return _unexplained_cause(record, observation)
     causes_by_state = {
         "PREEMPTED": new_cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, f"Slurm preempted node {node} of the run."),
         "TIMEOUT": new_cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),
