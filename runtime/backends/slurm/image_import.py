@@ -213,6 +213,8 @@ def check_tools(folder: str, bubblewrap: str) -> str:
                 done = subprocess.run(
                     command, env={}, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
                 )
+            except subprocess.TimeoutExpired:
+                return f"{path} does not answer in {_CHECK_SECONDS} s."
             except OSError as error:  # such as no bubblewrap at this path
                 return f"{bubblewrap} cannot be started: {error.strerror}"
             if done.returncode:
