@@ -109,7 +109,7 @@ def check_image(image: Image, images_root: Path, controller: Controller = Contro
         )
     if controller is Controller.MPI and not (images_root / name / "bin" / "mpirun").exists():
         raise InvalidSpec(f"The image '{name}' has no mpirun. Choose gloo, or an image with MPI.", field="controller")
-    if gpus:  # otherwise the flavour, which is read from the disk, makes no difference
+    if gpus:  # without GPUs any flavour will do, so it need not be read from the disk
         check_gpus(image, venvs.flavour(images_root, name), gpus)
 
 

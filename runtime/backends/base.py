@@ -147,7 +147,7 @@ class Backend(Protocol):
     def shell_socket(self, name: str, node: int) -> Path | ShellTunnel | None:
         """Return how the console connects to a new shell in a node; None if the node is known not to run.
 
-        A path is that of a Unix socket on this machine, which customer code cannot replace. `runtime.launcher.shell`
+        A path leads to a Unix socket on this machine that customer code cannot replace. `runtime.launcher.shell`
         defines the messages on a connection; customer code decides what the shell sends. Makes no call to the cluster;
         opening a tunnel does. Raises RunNotFound for a name that no run can have.
         """
@@ -155,7 +155,7 @@ class Backend(Protocol):
     def notebook_socket(self, name: str) -> Path | Tunnel | None:
         """Return how the console connects to the JupyterLab of a run; None where `has_notebooks` is false.
 
-        A path is that of a Unix socket on this machine, on which nothing listens while JupyterLab does not run.
+        A path leads to a Unix socket on this machine, on which nothing listens while JupyterLab does not run.
         Customer code can put anything in its place. Makes no call to the cluster; opening a tunnel does. Raises
         RunNotFound for a name that no run can have.
         """
@@ -196,7 +196,7 @@ class Backend(Protocol):
 def create(kind: str, **options: Any) -> Backend:
     """Return a backend of this kind. Raises ValueError for an unknown kind.
 
-    `local` takes `root` (the folder of runs), `images_root` (that of the built images) and the other arguments of
+    `local` takes `root` (the folder of runs), `images_root` (of the built images) and the other arguments of
     `LocalBackend`. `kubernetes` takes `config` (a `ClusterConfig`) and `root`, the folder of this cluster's runs inside
     the config's volume. `slurm` takes `config` (a `SlurmConfig`), `root` and `images_root`, which the compute nodes see
     at the same paths.

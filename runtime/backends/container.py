@@ -59,7 +59,7 @@ _LOADER = re.compile(r"ld[-.].*so")
 
 @dataclass(frozen=True)
 class Container:
-    """An unpacked image. `root` is its root folder on this machine, and `python` the path of its Python in there.
+    """An unpacked image. `root` is its root folder on this machine, and `python` the path of its Python below `root`.
 
     `environment` has the variables that the image sets for its processes.
     """
@@ -69,9 +69,9 @@ class Container:
     environment: Mapping[str, str]
 
     def rank_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of the ranks. `environment` is that of ranks in a built-in image.
+        """Return the environment of the ranks. `environment` is what ranks in a built-in image would get.
 
-        Three of its variables describe this machine's system, and give way to those of the image.
+        Its PATH, LANG and SSL_CERT_FILE describe this machine's system. The image's own replace them.
         """
         platform_variables = {
             name: value for name, value in environment.items() if name not in {"PATH", "LANG", "SSL_CERT_FILE"}
@@ -132,8 +132,8 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     """Return the command that starts this process's interpreter in a sandbox, and bubblewrap's arguments for it.
 
     The command names the machine's dynamic linker: at the path where the interpreter expects one, the sandbox has none
-    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc. Raises it too if
-    the interpreter has loaded a library that the sandbox lacks: the linker might load one of the image in its place.
+    or the image's. Raises OSError if this machine's interpreter is not linked dynamically to glibc, or has loaded a
+    library that the sandbox lacks: in its place, the linker might load a library of the image.
     """
     executable = Path(sys.executable).resolve()
     prefix = executable.parent.parent
@@ -142,7 +142,7 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     if loader is None:
         raise OSError("This machine's Python has no dynamic linker of glibc.")
     sources = [Path("/usr")]
-    # On systems where these are no links into /usr, they hold the linker and libraries.
+    # On systems where /lib and /lib64 are no links into /usr, they hold the linker and libraries.
     sources += [folder for folder in map(Path, ("/lib", "/lib64")) if folder.is_dir() and not folder.is_symlink()]
     if not any(prefix.is_relative_to(source) for source in sources):
         if prefix == Path("/"):
@@ -160,11 +160,11 @@ def host_interpreter() -> tuple[list[str], list[str]]:
     # The interpreter's own libraries come first: a system's may have the same names.
     folders = dict.fromkeys([prefix / "lib", *(path.parent for path in libraries)])
     search_path = ":".join(f"{HOST_TARGET}{folder}" for folder in folders)
-    # The linker's cache (/etc/ld.so.cache) is the image's. The linker also searches its
-    # default folders, which are the image's too. That is why the loop above refuses libraries outside `sources`.
+    # The linker's cache (/etc/ld.so.cache) is the image's, so it is not used. The linker also searches its default
+    # folders, which are the image's too. That is why the loop above refuses libraries outside `sources`.
     command = [f"{HOST_TARGET}{loader}", "--inhibit-cache", "--library-path", search_path]
     # A library or extension module may name folders itself (DT_RPATH, DT_RUNPATH). In the sandbox these are the
-    # image's, and the linker prefers DT_RPATH to the library path. In this list, the empty name is the interpreter.
+    # image's, and the linker prefers DT_RPATH to the library path, so it must ignore them. "" is the interpreter.
     modules = sorted((prefix / "lib").glob("python3*/lib-dynload/*.so"))
     command += ["--inhibit-rpath", ":".join(["", *(f"{HOST_TARGET}{path}" for path in [*libraries, *modules])])]
     return [*command, f"{HOST_TARGET}{executable}", "-X", "utf8"], mounts
@@ -226,7 +226,7 @@ def _resolve(root: Path, path: PurePosixPath) -> Path | None:
 
 
 def _loaded_libraries() -> list[Path]:
-    """Return the paths of the libraries that this process and the launcher load, with the dynamic linker.
+    """Return the paths of the libraries that this process and the launcher load, and of the dynamic linker.
 
     Extension modules are left out: Python finds them by their paths, not by the linker's search.
     """

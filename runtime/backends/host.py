@@ -59,7 +59,7 @@ class Disk:
         self._was_full = False
 
     def is_full(self) -> bool:
-        """Return whether too little is free to start a run. Logs a warning when that changes."""
+        """Return whether too little is free to start a run. Logs a warning when that becomes true."""
         free = disk.free_bytes(self._folder)
         # Unknown free space (None) is no reason to refuse runs.
         if free is None or free >= self._min_free_bytes:

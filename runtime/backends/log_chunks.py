@@ -1,4 +1,4 @@
-"""Convert bytes that were read from ranks' logs and nodes' samples (RawChunk) to LogChunks.
+"""Convert bytes of ranks' logs, and of nodes' samples of their resource usage (JSON lines), to LogChunks.
 
 The parameter `is_final` is true if the run has ended and the bytes reach the end of the file: nothing will follow them.
 """
@@ -19,8 +19,8 @@ MAX_LINE_BYTES = 1 << 20
 """The longest line of samples and the longest stack dump that are read. Both arrive in launchers' messages, which have
 the same limit (`runtime.launcher.protocol`)."""
 _MAX_TIMES = 16384
-"""Maximum number of times that are read for one chunk. Each takes one read of a file that customer code may have
-filled. Usual chunks of 64 KiB have fewer: more would mean lines of less than four bytes."""
+"""Maximum number of times that are read for one chunk. Each takes one read of a file that customer code may have filled
+with times. A usual chunk of 64 KiB has fewer, unless each of its lines has a time and less than four bytes."""
 _MAX_MILLISECONDS = 1000 << 32
 """The latest time that is believed, in milliseconds since 1970: in the year 2106. Later times come from a damaged file.
 """
@@ -53,8 +53,8 @@ def read_raw_chunk(stream: BinaryIO, offset: int, limit: int) -> RawChunk:
 def read_times(file_fd: int, raw_chunk: RawChunk) -> Times:
     """Return the times of a chunk of a log, from the open file that `LogTimes` has written for the log.
 
-    Customer code may have replaced the file. So any content is accepted, the number of reads is limited, and anything
-    but a regular file counts as empty. If there are more than `_MAX_TIMES`, only every nth is returned.
+    Customer code may have replaced the file. So any content is accepted, and anything but a regular file counts as
+    empty. If there are more than `_MAX_TIMES`, some are skipped at even intervals, so that the reads are bounded.
     """
     start, end = raw_chunk.offset, raw_chunk.offset + len(raw_chunk.data)
     try:

@@ -25,8 +25,8 @@ _MAX_TIME = 1 << 32
 _MAX_INTEGER = 1 << 31
 """Integers must be smaller, so that databases can store them. Numbers of nodes, ranks and signals are far smaller."""
 _MAX_CAUSE_LENGTH = 1 << 16
-"""The longest cause that is accepted, as JSON. With its 20 last lines, a usual one has a few thousand characters. It
-becomes a part of the final status, which must fit into a Job's 256 KiB of annotations."""
+"""The longest cause that is accepted, as JSON. A usual cause, with its 20 last lines, has a few thousand characters. A
+cause becomes a part of the final status, which must fit into a Job's 256 KiB of annotations."""
 
 
 def is_well_formed(record: RecordData) -> bool:
@@ -62,12 +62,12 @@ def _is_cause(cause: Cause) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    """Return whether this is a number of seconds that can be a time; NaN is none."""
+    """Return whether this is a number from 0 to _MAX_TIME, which NaN is not."""
     return isinstance(value, int | float) and 0 <= value <= _MAX_TIME
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether this is a text or a number that JSON has, and not a list or an object, which may be deep."""
+    """Return whether this is null, a boolean, a text or a finite number. A list or an object may be nested deeply."""
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
@@ -76,9 +76,9 @@ def _is_integer(value: object) -> bool:
 
 
 def outcome_from(cause: Cause) -> Outcome:
-    """Return the outcome that a cause implies. A kind that no supervisor writes counts as a failure of the code.
+    """Return the outcome that a cause implies. An unknown kind counts as a failure of the code.
 
-    A record that cannot be read would keep the run from ending, and in doubt a run is not free.
+    An error here would keep the run from ending, and in doubt a run is not free.
     """
     kind = cause["kind"]
     return Outcome(kind) if kind in list(Outcome) else Outcome.CODE_FAILED
@@ -112,8 +112,8 @@ def restarts(records: Iterable[RecordData]) -> int:
 def progress_at(records: Iterable[RecordData], hang_data: Mapping[str, Any] | None) -> float | None:
     """Return when the run last made progress. `hang_data` is the data of the cause if the run hung, else None.
 
-    A hung run is billed up to this time. Output that ranks wrote while they were being ended does not count. CPU time
-    that they used after their last progress (`used_seconds`) counts as work and is added.
+    A hung run is billed up to this time. Output that ranks wrote while they were being ended does not count. Computing
+    after the last progress counts as work: `used_seconds`, its CPU time divided by the run's cores, is added.
     """
     recorded_at = latest(records, "progress_at")
     if recorded_at is None or hang_data is None:

@@ -28,7 +28,7 @@ OUTPUT_TARGET = "/trainyard/outputs"
 USER_ID = 1000
 """The user and group id that code in a sandbox sees. On the host its processes run as the console's user."""
 
-# The network namespace is not here: the launcher's sandbox inherits that of its supervisor.
+# Without the network namespace: a sandbox inherits its supervisor's.
 _NAMESPACES = (
     "--unshare-user",
     "--unshare-pid",
@@ -57,7 +57,7 @@ _MACHINE_PATHS = ("/etc/resolv.conf", "/sys/devices/system/cpu", "/sys/devices/s
 # Folders below / that are links into /usr on most systems; see `_top_folder_arguments`.
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Device files that CUDA needs in addition to that of each GPU."""
+"""Device files that CUDA needs in addition to the file of each GPU."""
 # Parts of /proc that hold settings of the whole machine. If root runs the console, code in the sandbox is root on the
 # host, though without capabilities. It could change these settings if they were writable.
 _PROC_READ_ONLY = ("sys", "irq", "bus", "fs", "acpi", "scsi", "asound", "driver", "tty", "mtrr", "pressure")

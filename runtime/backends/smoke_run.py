@@ -33,7 +33,7 @@ def check(backend: Backend, name: str, image: str, *, workspace: Path, memory_mi
         image=Image(builtin=image),
         nodes=2,
         workers_per_node=1,
-        # Small, so that it fits a busy machine. `hello` writes almost nothing, so half of the memory is plenty of disk.
+        # Small, so that it fits a busy machine. `hello` writes almost nothing, so any small disk limit will do.
         resources=Resources(cpus=0.25, memory_mib=memory_mib, disk_mib=memory_mib // 2),
         script="",
         builtin_script="hello",

@@ -31,7 +31,8 @@ from runtime.launcher.notebook import SOCKET
 from runtime.specs import Capacity, Controller, Image, NodeCapacity, Resources, RunPhase, RunSpec
 
 _HEARTBEAT_SECONDS = 0.5
-"""Interval of the heartbeats of `changes`, well below the second that the protocol promises."""
+"""How long `changes` waits for a change before it yields an empty set. The protocol demands one at least every second.
+"""
 _LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 """The launcher's folder, which every sandbox mounts."""
 
@@ -250,14 +251,15 @@ class LocalBackend(FolderBackend):
             ports = launch_plan.ports_needed(spec)
             request: StartRequest = {
                 "folder": str(run.folder),
-                "nonce": secrets.token_hex(16),
+                "nonce": secrets.token_hex(16),  # identifies this submission
                 "network": self._network,
                 "worker_ports": ports["worker_ports"],
-                "spare_ports": ports["spare_ports"],
+                "spare_ports": ports["spare_ports"],  # for later rounds of an elastic run
                 "locks": locks,
                 "nodes": plans,
             }
-            # In a cold start, also the output of the starter, which becomes the supervisor of node 0.
+            # For the output of node 0's supervisor, and in a cold start for that of the starter, which becomes this
+            # supervisor.
             log = run.folder / "logs" / "supervisor-0.log"
             # The supervisors start at the end of the block, and only if it has recorded the run under this nonce.
             with self._pool.starting(request, fork_server, log) as nonce:

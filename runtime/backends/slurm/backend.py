@@ -1,8 +1,8 @@
 """The Slurm backend: a run is one batch job, and each of its nodes is a task that supervises a sandbox.
 
 The console and the compute nodes share storage at the same paths: the runs' folders, the images, and the mounted
-folders. All state is there and in Slurm, none in this process. So any number of processes may use one `root`, and each
-may die at any moment.
+folders. All state is on this storage and in Slurm, none in this process. So any number of processes may use one `root`,
+and each may die at any moment.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
 that a process makes in parallel."""
-# Parts of sbatch's error messages, by their meaning for a run. All other errors count as faults of the cluster. Their
-# texts are in Slurm's src/common/slurm_errno.c.
+# Parts of sbatch's error messages (in Slurm's src/common/slurm_errno.c), by their meaning for a run. All other errors
+# count as faults of the cluster.
 _CANNOT_FIT = (
     "Requested node configuration is not available",
     "More processors requested than permitted",
@@ -168,10 +168,10 @@ class SlurmBackend(FolderBackend):
         try:
             while stop_at is None or time.monotonic() < stop_at:
                 current = {name: self._fingerprint(name) for name in self.names(live=True)}
-                # A name in only one of the two is that of a new run, or of a run that has ended or was deleted.
+                # A run that only one of the two has is new, has ended or was deleted.
                 changed = {name for name in current.keys() | previous.keys() if current.get(name) != previous.get(name)}
                 previous = current
-                yield changed  # often empty, which the protocol defines as a heartbeat
+                yield changed  # often empty: the protocol demands something at least every second
                 is_closed.wait(_POLL_AFTER_CHANGE_SECONDS if changed else _POLL_SECONDS)
         finally:
             is_closed.set()
@@ -183,7 +183,7 @@ class SlurmBackend(FolderBackend):
             return
         admission.check_reference(image)
         if controller is Controller.MPI:
-            # mpirun would be the image's, and run outside the ranks' root. Only ranks may run programs of a customer's
+            # mpirun would be the image's, and the launcher would start it. Only ranks may run programs of a customer's
             # image: see `runtime.backends.container`.
             raise InvalidSpec("Own images cannot use MPI on this cluster. Choose gloo.", field="controller")
         if gpus:
@@ -195,7 +195,7 @@ class SlurmBackend(FolderBackend):
         return image.reference or super().image_identity(image)
 
     def shell_socket(self, name: str, node: int) -> ShellTunnel | None:
-        """See `Backend.shell_socket`. Only a process on the node's machine can connect, so a Slurm step there does."""
+        """See `Backend.shell_socket`. Only a process on the node's machine can connect, so a Slurm step does that."""
         run = self._find(name)
         path = shell_socket.path_of(run.folder, node)
         refresh_listing(path.parent)
@@ -320,7 +320,7 @@ class SlurmBackend(FolderBackend):
         """Return a value that changes whenever the run's status or output does."""
         modified_at = 0
         try:
-            # Opening the file makes an NFS client ask its server; without that, it would use cached attributes.
+            # Opening the file makes an NFS client ask its server. A mere stat(2) would use cached attributes.
             descriptor = os.open(self._root / ".changes" / name, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 modified_at = os.fstat(descriptor).st_mtime_ns

@@ -36,7 +36,7 @@ _ACCOUNTING_PROGRAMS = ("sacct", "sacctmgr")
 def check(
     backend: Backend, config: SlurmConfig, *, root: Path, images_root: Path, smoke: bool = True
 ) -> Iterator[CheckResult]:
-    """Yield the results of all checks. If `smoke` is set and an image is built, the last one is a run of two nodes.
+    """Yield the results of all checks. `smoke`: if an image is built, also submit jobs, at last a run of two nodes.
 
     The checks end early if Slurm's programs are missing or its controller does not answer.
     """
@@ -117,6 +117,7 @@ def _check_accounts(config: SlurmConfig, settings: dict[str, str], permitted_acc
     if settings.get("AccountingStorageEnforce", "none") in {"none", "(null)", ""}:
         detail = f"Slurm does not enforce associations. Those of the console's user: {permitted}."
         return CheckResult("accounts", ok=True, detail=detail)
+    # Without a permitted account, Slurm refuses every job, also one that names no account.
     if not refused_accounts and permitted_accounts:
         return CheckResult("accounts", ok=True, detail=f"The console's user may submit to: {permitted}.")
     user = pwd.getpwuid(os.getuid()).pw_name
@@ -162,6 +163,7 @@ def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckRes
         f"check_containers({config.containers_bin!r}, {config.bubblewrap!r}, "
         f"{sandbox.find_bubblewrap()!r}, Path({str(result)!r}))"
     )
+    # As for runs in own images (`program.interpreter`, `SlurmBackend._start`).
     command = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", code]
     try:
         # `--time` is in minutes: as long as _SMOKE_SECONDS.

@@ -51,11 +51,14 @@ class Slurm:
         self._machines_read_at = float("-inf")
 
     def path(self, program: str) -> str:
-        """Return the path of a tool, or its name where it is on the PATH."""
+        """Return a tool's path in the setting `bin`; without that setting its name, since it is on the PATH."""
         return str(Path(self._config.bin) / program) if self._config.bin else program
 
     def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:
-        """Run a tool and return its output. `seconds` is the timeout. Raises CommandFailed, BackendUnavailable."""
+        """Run a tool and return its output. Raises CommandFailed, BackendUnavailable.
+
+        `seconds` is the timeout; None: the setting `command_seconds`.
+        """
         try:
             result = subprocess.run(
                 [self.path(program), *arguments],

@@ -121,7 +121,7 @@ class SlurmConfig:
         )
 
     def placement(self, node_kind: str) -> Placement:
-        """Return where the nodes of a type are placed."""
+        """Return where the nodes of this kind are placed: by the setting for the kind, or else by that for ""."""
         return self.node_types.get(node_kind) or self.node_types.get("") or Placement()
 
     def organization_account(self, organization_slug: str) -> str:

@@ -1,6 +1,6 @@
 """Decide the state of each node of a run, and why it ended, from its supervisor's record and Slurm's report. Pure.
 
-If a node's record does not explain its end after customer code has begun, the run is free of charge only in these
+If a node ends after customer code has begun, and its record does not say why, the run is free of charge only in these
 cases:
 
 - Slurm reports a failed machine, a preemption, a requeue or an administrator's cancellation.
@@ -69,7 +69,10 @@ class Observation:
 
     @property
     def job_has_ended(self) -> bool:
-        """Whether no process of the job is left, and its supervisors' last records are visible."""
+        """Whether no process of the job is left or will start, and its supervisors' last records are visible.
+
+        A job that Slurm no longer knows counts as ended.
+        """
         if self.job is None:
             return True
         return not self.job.is_active and self.now >= self.job.ended_at + SETTLE_SECONDS
@@ -88,7 +91,7 @@ def assess(node: int, record: RecordData | None, observation: Observation) -> Re
         return _with_slurms_reason(record, observation)
     loss_cause = _loss_cause(record, observation)
     if loss_cause is None:
-        return {**record, "alive": not observation.job_has_ended}
+        return {**record, "alive": True}
     return {**record, "alive": False, "loss": loss_cause, "finished_at": _lost_at(record, observation)}
 
 
@@ -148,7 +151,7 @@ def _start_failure_cause(job: SlurmJob | None) -> Cause:
 
 
 def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordData:
-    """Return a last record. If a cause says only that Slurm ended the node, Slurm's reason for that replaces it."""
+    """Return a last record, in which Slurm's reason replaces a cause that says only that Slurm ended the node."""
     slurm_cause = _slurm_cause(record)
     if slurm_cause is None:
         return {**record, "alive": True}
@@ -159,6 +162,7 @@ def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordD
     if reason is None:  # Slurm gives none either, so the supervisor's own cause stays
         return {**record, "alive": True}
     # Slurm signals all processes of a node, so a rank may fail by the signal before its supervisor has received it.
+    # Such a failure is dropped. Slurm's reason is dated before it, since other nodes may have reported it too.
     signalled_at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
     earlier_causes = [
         cause for cause in record["causes"] if cause is not slurm_cause and float(cause["at"]) < signalled_at
@@ -196,7 +200,7 @@ def _loss_cause(record: RecordData, observation: Observation) -> Cause | None:
 def _lost_at(record: RecordData, observation: Observation) -> float:
     """Return when a lost node ended: with its job, or at its last heartbeat if Slurm does not know the job's end.
 
-    If the heartbeats stopped long before the job's end, the node did not end with it: another node of an elastic run
+    If the heartbeats stopped long before the job's end, the node ended before the job: another node of an elastic run
     may have continued.
     """
     last_heartbeat_at = float(record["seen_at"])
@@ -209,6 +213,7 @@ def _lost_at(record: RecordData, observation: Observation) -> float:
 def _is_silent(record: RecordData, observation: Observation) -> bool:
     """Return whether Slurm reports that the job runs, but the supervisor has sent no heartbeat for too long."""
     job = observation.job
+    # A job that waits is active too, but `_loss_cause` has handled it.
     return job is not None and job.is_active and observation.now - record["seen_at"] > SILENT_SECONDS
 
 
@@ -223,13 +228,13 @@ def _cause_by_job_state(record: RecordData, observation: Observation) -> Cause |
     if state in _MACHINE_FAULTS:
         message = f"Node {node} was lost: Slurm reports {state} for the run's job."
         cause = new_cause(Outcome.NODE_LOST, FailureCode.NODE_LOST, message)
-        # If another machine is known to have failed, its node must be the first cause. So this cause is dated after the
-        # job's end. Otherwise this node's machine may be the one, back in service by now, so its cause keeps its time.
+        # If Slurm names other machines as failed, the loss of their nodes must come first. So this cause is dated after
+        # the job's end. If Slurm names none, this node's machine may have failed and be back in service by now.
         if observation.failed_machines and observation.job is not None:
             cause["at"] = observation.job.ended_at + 1.0
         return cause
-    if state in _LIMITS and record["started_at"] is None:
-        return _start_failure_cause(observation.job)
+    if state in _LIMITS and record["started_at"] is None:  # before any rank ran, so the code did not reach the limit
+        return _unexplained_cause(record, observation)
     causes_by_state = {
         "PREEMPTED": new_cause(Outcome.NODE_LOST, FailureCode.PREEMPTED, f"Slurm preempted node {node} of the run."),
         "TIMEOUT": new_cause(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit."),

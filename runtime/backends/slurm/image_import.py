@@ -81,15 +81,16 @@ _CREDENTIALS_ERROR = re.compile(
     r"unauthorized|authentication required|access .*denied|denied:|invalid username/password|\b40[13]\b", re.IGNORECASE
 )
 _SYSTEM_FILES = ("/etc/hosts", "/etc/nsswitch.conf", "/etc/containers")
-"""Files of this machine that this sandbox shows in addition to every other sandbox's: to resolve host names, and with
-the administrator's own rules for registries, such as mirrors."""
+"""Files of this machine that only the sandbox of an import shows: two to resolve host names, and the administrator's
+own rules for registries, such as mirrors."""
 
 
 class ImagePlan(TypedDict):
     """The part of a run's plan about its own image. All nodes read it; node 0 imports the image.
 
-    `folder` is the image's folder, `host`, `username` and `password` the credentials of its registry (empty: none),
-    `limit_mib` and `seconds` the limits of the import, and `bin` the folder of the programs ("": on the PATH).
+    `folder` is the image's folder, and `digest` is empty if only the tag is known. `host`, `username` and `password`
+    are the credentials of its registry (empty: none), `limit_mib` and `seconds` the limits of the import, and `bin` the
+    folder of the programs ("": on the PATH).
     """
 
     folder: str
@@ -108,8 +109,8 @@ class ImagePlan(TypedDict):
 class ImageContents(TypedDict):
     """What an unpacked image contains: the path of its Python, and the variables that it sets.
 
-    `root` is the name of its root folder. Each import creates a new one and removes none: where the storage's locks or
-    caches let two imports of one image overlap, runs may already use the first.
+    `root` is the name of its root folder, which differs for each import. Two imports of one image may overlap, because
+    of the storage's locks or caches. So an import removes no older root folder: runs may already use it.
     """
 
     root: str
@@ -141,12 +142,16 @@ def load_contents(folder: Path) -> ImageContents | None:
 
 
 def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], bool]) -> ImageContents:
-    """Import the image unless another run has done so; return its contents. Raises ImportFailed, ImportStopped."""
+    """Import the image unless another run has done so; return its contents. Raises ImportFailed, ImportStopped.
+
+    `bubblewrap` is the path of bwrap. `is_stopped` returns whether the import must stop; it is called several times a
+    second.
+    """
     folder = Path(plan["folder"])
     give_up_at = time.monotonic() + plan["seconds"]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _lock(folder / "lock", plan, give_up_at, is_stopped):
-        refresh_listing(folder)
+        refresh_listing(folder)  # another machine may have imported the image
         contents = load_contents(folder)
         if contents is not None:
             return contents
@@ -197,6 +202,7 @@ def sandbox_arguments(files: Path, programs: Mapping[str, str], credentials_fd: 
     if credentials_fd >= 0:
         args += ["--file", str(credentials_fd), _CREDENTIALS_TARGET]
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": _WORK_TARGET, "TMPDIR": _WORK_TARGET}
+    # These come last, since they make everything read-only that is not mounted as writable.
     return args + sandbox.closing_arguments({**variables, "LC_ALL": "C.UTF-8"})
 
 
@@ -213,6 +219,8 @@ def check_tools(folder: str, bubblewrap: str) -> str:
                 done = subprocess.run(
                     command, env={}, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
                 )
+            except subprocess.TimeoutExpired:
+                return f"{path} does not answer in {_CHECK_SECONDS} s."
             except OSError as error:  # such as no bubblewrap at this path
                 return f"{bubblewrap} cannot be started: {error.strerror}"
             if done.returncode:
@@ -338,8 +346,10 @@ class _Importer:
             process.wait()
         if process.returncode == 0:
             return None
+        # SIGTERM ended bubblewrap or the program in it. Slurm sends SIGTERM to all processes of a job, perhaps to this
+        # process a moment later.
         if process.returncode in {-signal.SIGTERM, 128 + signal.SIGTERM}:
-            raise ImportStopped  # by Slurm, which signals all processes of a job, and may not have reached this one yet
+            raise ImportStopped
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
             return self._without_password(log.read().decode("utf-8", "replace"))
@@ -369,11 +379,11 @@ class _Importer:
     def _check_size(self) -> None:
         """Check the size of the working folder. Raises ImportFailed if it is too large, or cannot be measured in time.
 
-        Each entry counts as at least one inode's share of the disk, so many small files are too large as well.
+        A file or folder counts as at least one inode's share of the disk, so many small files can exceed the limit too.
         """
         usage = disk.measure([self._work], _MEASURE_SECONDS)
-        # Only a hostile image has folders that cannot be measured, or too many files for _MEASURE_SECONDS.
         limit_mib = self._plan["limit_mib"]
+        # Only a hostile image has folders that cannot be measured, or too many files for _MEASURE_SECONDS.
         if usage is None or usage.is_incomplete or usage.bytes > limit_mib << 20:
             message = f"The image {self._reference} takes more than {limit_mib} MiB of disk, or has too many files."
             raise self._failed(FailureCode.IMAGE_TOO_LARGE, message, limit_mib=limit_mib)
@@ -389,7 +399,7 @@ class _Importer:
 
 @contextlib.contextmanager
 def _memory_file(contents: bytes) -> Iterator[int]:
-    """Yield the descriptor of a file in memory, which is closed after the block."""
+    """Yield the descriptor of a file in memory, and close it after the block."""
     descriptor = os.memfd_create("credentials")
     try:
         os.write(descriptor, contents)
@@ -401,7 +411,10 @@ def _memory_file(contents: bytes) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _lock(path: Path, plan: ImagePlan, give_up_at: float, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Hold the lock of an image during the block. Waits for another import of it, within the same limits."""
+    """Hold the lock of an image during the block. While another run imports the image, wait until `give_up_at`.
+
+    Raises ImportFailed after that time, and ImportStopped if a stop is requested.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         while True:
@@ -455,6 +468,7 @@ def _load_blob(layout: Path, digest: str) -> Any:
 
 
 def _load_json(path: Path) -> Any:
+    """Return a JSON file's contents, which the registry decides. Raises OSError, ValueError, RecursionError."""
     if path.is_symlink() or path.stat().st_size > _MAX_JSON_BYTES:
         raise ValueError(path.name)
     return json.loads(path.read_bytes())

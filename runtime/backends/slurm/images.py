@@ -26,7 +26,8 @@ KEEP_IMAGES = 10
 KEEP_SECONDS = 14 * 86400.0
 """How long an image is kept after its last use. Two weeks span the pauses in a project that goes on."""
 _LOCK = "lock"
-"""The file in IMAGES_FOLDER whose lock keeps an image from being removed while its use is noted."""
+"""The file in IMAGES_FOLDER whose lock keeps an image from being removed while its use is noted. Imports lock another
+file, in the image's own folder."""
 _SUBMISSION_SECONDS = 600.0
 """How long an image is safe after its use was noted, since the run that uses it may not be recorded yet. A submission
 takes seconds."""
@@ -42,6 +43,7 @@ def image_folder(root: Path, spec: RunSpec) -> Path:
     """
     repository = spec.image.reference.partition("@")[0]
     version = spec.image.digest or f"run {spec.name}"
+    # Parts of hashes, which are still unique and keep paths short.
     organization = _hash(spec.labels.get("organization", ""))[:16]
     return root / IMAGES_FOLDER / organization / _hash(json.dumps([repository, version]))[:32]
 
@@ -70,7 +72,7 @@ def image_plan(root: Path, spec: RunSpec, config: SlurmConfig) -> ImagePlan:
 
 
 def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path], import_seconds: float) -> bool:
-    """Move unused images to the trash, and working folders of interrupted imports; return whether there were some.
+    """Move unused images to the trash, and working folders of interrupted imports; return whether any were moved.
 
     Each organization keeps the KEEP_IMAGES images that it used last, each for KEEP_SECONDS after its last use. The
     images in `used_folders`, which live runs use, always stay. `import_seconds` is the time limit of an import.

@@ -1,10 +1,10 @@
-"""The process that Slurm starts for each node of a run: `start FOLDER NONCE`, as one task of the run's job.
+"""The process that Slurm starts for each node of a run, as one task of the run's job: `start FOLDER NONCE`.
 
-This process reads the run's plan (`RUN_PLAN_FILE`), which contains secrets and the token of its launchers. It exchanges
-addresses and ports with the other nodes through shared storage, and becomes the node's supervisor. Node 0 deletes the
-plan before customer code begins, and imports the run's own image if it has one (`image_import`). Nothing in the sandbox
-can read or signal this process. Imports only the standard library and the modules that
-`runtime.backends.slurm.program` copies to compute nodes.
+FOLDER is the run's folder, and NONCE identifies the run's submission. This process reads the run's plan
+(`RUN_PLAN_FILE`), which contains secrets. It exchanges addresses and ports with the other nodes through shared storage,
+and becomes the node's supervisor. Node 0 deletes the plan before customer code begins. If the run uses a customer's own
+image, node 0 imports it (`image_import`). Nothing in the sandbox can read or signal this process. Imports only the
+standard library and the modules that `runtime.backends.slurm.program` copies to compute nodes.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _RECORD_SECONDS = 60.0
 minute that the file is missing."""
 IMPORT_FILE = "import.json"
 """The file in the run's folder that node 0 writes when it begins to import the run's own image, and again with the
-image's contents when it is ready. While `is_ready` is false, the console shows that the image is being imported. Other
+image's contents after the import. While `is_ready` is false, the console shows that the image is being imported. Other
 nodes wait for the contents here, so they need not wait until they see the image's own `image.json`."""
 _IMPORT_MARGIN_SECONDS = 60.0
-"""How much longer than an import's limit the other nodes wait for node 0, which needs seconds to write the result."""
+"""Additional time for which the other nodes wait for the import: node 0 needs seconds to write the result."""
 _POLL_SECONDS = 0.1
 """Interval between two reads of shared storage, which sends no events: short, since each read delays the start."""
 _SIGTERM_SECONDS = 0.5
@@ -95,8 +95,9 @@ class RunPlan(TypedDict):
 
 
 class Endpoint(TypedDict):
-    """A node's address and the ports that it has reserved, for the other nodes.
+    """The address and the reserved ports of a node, which the other nodes need to know.
 
+    `ports` are those of the node's workers; on node 0 the master port precedes them, and the spare ports follow.
     `control_port` is where node 0's launcher listens; 0 on other nodes.
     """
 
@@ -133,7 +134,7 @@ class SlurmLimits(Limits):
         return super().explain_failure(failure, now)
 
     def find_memory_kill(self) -> Verdict | None:
-        """Return the verdict if the kernel killed a process of the job for its memory; None if it did not."""
+        """Return the verdict if the kernel's OOM killer has killed a process of the job; None if it has not."""
         self._oom_counter.update(self._count_oom_kills(), time.monotonic())
         return None if self._oom_counter.increased_at is None else self.out_of_memory_verdict(None)
 
@@ -157,7 +158,7 @@ class SlurmRecord(Record):
     """Minimum interval between two notifications: the interval at which `SlurmBackend.changes` reads them."""
 
     def notify(self) -> None:
-        """Notify the readers, and delay the next notification. Only the one about the node's end is never delayed."""
+        """Notify the readers, and delay the next notification. The notification of the node's end is never delayed."""
         super().notify()
         self.delay_notification(self._MIN_NOTIFY_SECONDS)
 
@@ -165,7 +166,8 @@ class SlurmRecord(Record):
 class SlurmSupervisor(Supervisor):
     """The supervisor of one node, as a task of a job."""
 
-    # Longer intervals than on local disks, since many nodes share the storage.
+    # Intervals of heartbeats, of checks of METRICS_FILE and of checks of `stop.json`. They are longer than on local
+    # disks, since many nodes share the storage.
     _heartbeat_seconds = 5.0
     _metrics_seconds = 1.0
     _stop_check_seconds = 1.0
@@ -204,7 +206,7 @@ class SlurmSupervisor(Supervisor):
         )
         if self._rank_ended_by_sigterm_first():
             self._record.add_cause(verdict)  # directly, since `_end` ignores verdicts once the ranks have ended
-        elif self._record.phase != "stopping":
+        elif self._record.phase != "stopping":  # else the node is ending already
             self._limits.kill_by(time.monotonic() + float(self._plan["grace_seconds"]))
             self._end(verdict)
 
@@ -229,8 +231,8 @@ class SlurmSupervisor(Supervisor):
 
 def main(folder: Path, nonce: str) -> int:
     """Supervise this task's node to its end; return the exit code of the task."""
-    # STOP_SIGNAL may be ignored until the supervisor handles signals, since the supervisor first reads `stop.json`.
-    # Until then, SIGTERM has its default action and ends this process; an import delays that (`_delayed_sigterm`).
+    # Until the supervisor handles signals, STOP_SIGNAL may be ignored: the supervisor's first check reads `stop.json`.
+    # SIGTERM has its default action until then and ends this process; an import delays that (`_delayed_sigterm`).
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     run_plan = _read_run_plan(folder, nonce)
     if run_plan is None:
@@ -291,7 +293,10 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
 
 
 def _ports_to_reserve(spec: RunSpec, node: int) -> int:
-    """Return how many ports this node reserves: for its workers, and on node 0 also the master and spare ports."""
+    """Return how many ports this node reserves: for its workers, and on node 0 also the master and spare ports.
+
+    `launch_plan.ports_needed` explains them.
+    """
     ports = launch_plan.ports_needed(spec)
     ports_per_node = ports["worker_ports"] // spec.nodes
     return ports_per_node if node else 1 + ports_per_node + ports["spare_ports"]
@@ -317,7 +322,7 @@ def _exchange_endpoints(
 
 
 def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_importer: bool) -> Container | None:
-    """Return the run's own image, once it is imported: by this process if `is_importer`, else by that of node 0.
+    """Return the run's own image, once node 0 has imported it. `is_importer`: this process is that of node 0.
 
     None if the import failed or the run is ending (`_is_ending`).
     """
@@ -329,6 +334,7 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
     if is_importer:
         contents = _import_image(run_plan, own_image, folder)
     else:
+        # Node 0 may find the other nodes, and then begin the import, up to `start_seconds` later than this node.
         seconds = own_image["seconds"] + run_plan["start_seconds"] + _IMPORT_MARGIN_SECONDS
         contents = _wait_for_import(folder, seconds)
     if contents is None or _is_ending(folder):
@@ -340,7 +346,7 @@ def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_impo
 def _import_image(run_plan: RunPlan, own_image: ImagePlan, folder: Path) -> ImageContents | None:
     """Import the run's own image, tell the other nodes, and return its contents.
 
-    If that fails, store why the run ends and return None.
+    None if a stop was requested, or if the import fails. A failure is stored as the reason why the run ends.
     """
     try:
         write_json(folder / IMPORT_FILE, {"is_ready": False})
@@ -379,7 +385,7 @@ def _end_run(folder: Path, cause: Cause) -> None:
 
 @contextlib.contextmanager
 def _delayed_sigterm() -> Iterator[Callable[[], bool]]:
-    """Delay SIGTERM, which would end this process, to the end of the block; yield a function that tells if it came.
+    """Delay a SIGTERM, which ends this process, to the end of the block; yield a function that returns whether it came.
 
     So an import can remove its files first.
     """
@@ -429,7 +435,7 @@ def _find_bubblewrap(configured: str, fallback: str) -> str:
 
 
 def _bubblewrap(run_plan: RunPlan) -> str:
-    """Return the path of this machine's bwrap, or of the console's."""
+    """Return the path of bwrap on this machine, by the settings in the run's plan."""
     return _find_bubblewrap(run_plan["bubblewrap"], run_plan["fallback_bubblewrap"])
 
 
@@ -543,7 +549,7 @@ def _own_gpus(count: int) -> dict[str, int]:
     own_names = [name for name in visible.split(",") if name]
     gpus = host.gpus()
     gpus_by_name = {gpu.uuid: gpu for gpu in gpus} | {str(gpu.index): gpu for gpu in gpus}
-    # `nvidia-smi` does not list a part of a GPU (MIG) as a GPU, and no GPU at all if the driver has failed.
+    # `nvidia-smi` does not list a part of a GPU (MIG) as a GPU. If the driver has failed, it lists no GPU at all.
     own_gpus = [gpus_by_name[name] for name in own_names if name in gpus_by_name]
     if len(own_gpus) < count:
         machine = os.environ.get("SLURMD_NODENAME", socket.gethostname())
@@ -555,14 +561,14 @@ def _own_gpus(count: int) -> dict[str, int]:
 
 
 def _memory_cgroups() -> list[str]:
-    """Return the folder of this process's control group with cgroup v2, and an empty list with v1.
+    """Return the folder of this process's control group with cgroup v2 (a list of one), and an empty list with v1.
 
     With v1, OOM kills are therefore not counted, and only the checks of `Limits` find that memory is exceeded.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _number, controllers, path = line.split(":", 2)
-            if not controllers and path != "/":
+            if not controllers and path != "/":  # v2's root group has no counter of OOM kills
                 return [f"{cgroup_events.ROOT}{path}"]
     return []
 

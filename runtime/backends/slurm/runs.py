@@ -3,7 +3,7 @@
     <root>/<name>/submission.json        the spec, the time of submission, the job's id
                   order.json             the RunPlan for the nodes, with secrets; deleted when all nodes have read it
                   stop.json              a request to end
-                  end.json               why the console, or node 0 before the start, ended the run itself
+                  end.json               why the console, or a node that could not start, ended the run
                   import.json            whether node 0 imports the run's own image, or has done so
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends. Written
                                          once, under the lock final.lock
@@ -84,7 +84,7 @@ class SlurmRun:
         """Create the folders that supervisors and customer code write to, and write the run's plan."""
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
-        for key in ("checkpoints", "outputs"):
+        for key in ("checkpoints", "outputs"):  # the run's own folders, or those that it shares with other attempts
             Path(run_plan[key]).mkdir(exist_ok=True, mode=0o700)
         (self.folder / RUN_PLAN_FILE).touch(mode=0o600)  # before it holds secrets
         (self.folder / RUN_PLAN_FILE).write_text(json.dumps(run_plan))
@@ -160,8 +160,8 @@ class SlurmRun:
         """
         end_request = self._end_request()
         known_job = self._slurm.known_jobs().get(job_id)
-        job_has_ended = known_job is not None and not known_job.is_active
-        if not job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
+        known_job_has_ended = known_job is not None and not known_job.is_active
+        if not known_job_has_ended and not evidence.needs_slurm(records, now, _HEALTHY_SECONDS):
             # The heartbeats show that the job runs.
             return Observation(SlurmJob(job_id, "RUNNING"), end_request, frozenset(), submitted_at, now)
         # A cached answer from before the job's submission does not list it, so Slurm is asked again.
@@ -193,9 +193,9 @@ class SlurmRun:
         return [peer_liveness.load_record(path) for path in paths]
 
     def _end_request(self) -> EndRequest | None:
-        """Return the console's request to end the run; None if there is none.
+        """Return the request to end the run; None if there is none.
 
-        A decision of the console itself (`end.json`) has priority over a customer's request (`stop.json`).
+        A decision of the platform (`end.json`) has priority over a customer's request (`stop.json`).
         """
         end = _load_json(self.folder / "end.json")
         if end is not None:
@@ -283,7 +283,7 @@ class SlurmRun:
         self._slurm.signal(job_id, STOP_SIGNAL.name.removeprefix("SIG"))
 
     def kill(self) -> None:
-        """Kill every job of this run's name, and wait until the recorded one has ended. Raises BackendUnavailable.
+        """Kill every job of this run's name, and wait until the recorded job has ended. Raises BackendUnavailable.
 
         Jobs are killed by name, since an interrupted submission has not recorded its job's id.
         """

@@ -1,8 +1,7 @@
-"""Pass bytes between stdin and stdout and the socket of a node's shells. Slurm runs this on the node, as a job step.
+"""Connect stdin and stdout with the socket of a node's shells. Slurm runs this program on the node, as a job step.
 
-`runtime.backends.slurm.shells` starts it with `srun`. It runs as the console's user, outside of the sandbox, so it only
-copies bytes and does not interpret them. Like the modules of `runtime` that it imports, it needs only the standard
-library.
+`runtime.backends.slurm.shells` starts it with `srun`. It runs as the console's user, outside the sandbox, so it only
+copies bytes and does not interpret them. Needs only the standard library and modules of `runtime` that need no more.
 """
 
 from __future__ import annotations

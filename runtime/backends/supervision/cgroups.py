@@ -34,10 +34,10 @@ core."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
 """Shares (v1) and weight (v2) per core, and the kernel's limits for them. 1024 and 100 are the kernel's defaults for a
-whole group. A node gets them for each of its cores. Otherwise, a node of two cores would get no more CPU time on a busy
-machine than a node of one."""
+whole group. A node gets them for each of its cores. With the default, a node of two cores would get no more CPU time on
+a busy machine than a node of one."""
 _SOCKET_MEMORY_DIVISOR = 16
-"""v1 does not count the memory of sockets towards the memory limit, so it needs a limit of its own: a sixteenth of the
+"""v1 does not count sockets' memory towards the memory limit, so sockets need a limit of their own: a sixteenth of the
 node's memory. By default the kernel gives all TCP sockets of a machine about a sixteenth of its memory. v2 needs no
 such limit, since `memory.max` includes sockets."""
 _NEAR_LIMIT = 0.9
@@ -271,6 +271,7 @@ def _enable_controllers(folder: Path) -> bool:
     """
     try:
         available = set((folder / "cgroup.controllers").read_text().split())
+        # With v2 a group needs all controllers: only v1 may lack `cpu`. Without write access no group can be created.
         if not set(CONTROLLERS) <= available or not os.access(folder, os.W_OK):
             return False
         control = folder / "cgroup.subtree_control"

@@ -19,7 +19,7 @@ from runtime.trash import Trash, remove_tree
 TRASH_FOLDER = ".trash"
 """The folder below `root` that holds the folders that are being removed."""
 _FOLDERS = (".active", ".changes", ".checkpoints", ".outputs")
-"""The other folders below `root` that are not those of runs; `runtime.backends.local.runs` describes them."""
+"""The other folders below `root` that are not one run's; `runtime.backends.local.runs` describes them."""
 
 
 class RunOnDisk(Protocol):
@@ -169,7 +169,7 @@ class FolderBackend:
 
 
 def check_folder_name(name: str) -> None:
-    """Raise RunNotFound for a name that cannot be that of a run's folder."""
+    """Raise RunNotFound for a name that no run's folder can have."""
     if name.startswith(".") or "/" in name or not name:
         raise RunNotFound(f"There is no run named '{name}'.")
 

@@ -50,11 +50,11 @@ class Limits(NodeLimits):
         self._folder = record.folder
         # The free space at the start (0 if unknown), less the reserve below which a disk counts as full. Negative on a
         # full disk.
-        self._free_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
+        self._usable_bytes_at_start = (disk.free_bytes(self._folder) or 0) - disk.RESERVE_BYTES
         self._disk = disk.DiskLimit(
             int(plan["disk_bytes"]),
             plan["written"],
-            available_bytes=self._free_bytes_at_start,
+            available_bytes=self._usable_bytes_at_start,
             open_files=self._open_files,
             repeats=record.node == 0,  # node 0 measures for all nodes, since they share the folders
             by_quota=bool(plan.get("disk_by_quota")),
@@ -119,8 +119,8 @@ class Limits(NodeLimits):
         free_bytes = disk.free_bytes(self._folder)
         if free_bytes is None or free_bytes >= disk.RESERVE_BYTES:
             return None
-        # If `_free_bytes_at_start` is not positive, the disk was full before the run started, so others filled it.
-        if self._free_bytes_at_start > 0 and self._disk.has_filled_the_disk():
+        # If `_usable_bytes_at_start` is not positive, the disk was full before the run started: others filled it.
+        if self._usable_bytes_at_start > 0 and self._disk.has_filled_the_disk():
             return None
         return Verdict(
             kind="platform_error",
@@ -146,7 +146,7 @@ class Limits(NodeLimits):
         return None
 
     def find_memory_kill(self) -> Verdict | None:
-        """Return the verdict if the kernel killed a process of the node for its memory; None if it did not."""
+        """Return the verdict if the kernel's OOM killer has killed a process of the node; None if it has not."""
         self._count_kernel_events(time.monotonic())
         return None if self._oom_counter.increased_at is None else self._memory_verdict(None)
 

@@ -42,7 +42,7 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     changes = _membership_changes(records)
     all_members = {node.node for node in nodes}
     last_members = set(changes[-1]["nodes"]) if changes else all_members
-    # If an elastic run starts without some of its nodes, its first change is of round 0 and lists those that take part.
+    # If an elastic run starts without some of its nodes, its first change is of round 0 and lists the nodes that run.
     # The run's metered time begins when these nodes run.
     first_members = set(changes[0]["nodes"]) if changes and changes[0]["round"] == 0 else all_members
     started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
@@ -79,7 +79,7 @@ def _latest_unless_missing(times: Sequence[float | None]) -> float | None:
 def _membership_changes(records: Sequence[RecordData]) -> list[Members]:
     """Return the run's messages `members` (`runtime.launcher.protocol`), oldest first.
 
-    Only the record of node 0 has some, so the longest list is that of node 0.
+    Only the record of node 0 has such messages, so the longest list is the one to return.
     """
     return max((record.get("members", []) for record in records), key=len, default=[])
 
@@ -192,7 +192,7 @@ def _is_loss_by_platform(record: RecordData) -> bool:
 
 
 def _loss_cause(record: RecordData, causes: Sequence[Cause]) -> Cause:
-    """Return a node's loss as a cause, dated at its last heartbeat.
+    """Return a node's loss as a cause, dated at its last heartbeat unless the backend gives another time.
 
     If other nodes reported the loss, the message quotes the first report.
     """

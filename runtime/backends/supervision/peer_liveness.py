@@ -22,7 +22,7 @@ SILENCE_SECONDS = 10.0
 """Time without a heartbeat after which a supervisor counts as frozen. A live one sends a heartbeat at least every
 second; on a busy machine some may be late."""
 _CHECK_SECONDS = 1.0
-"""Interval between two checks of the other records, as long as that of the heartbeats."""
+"""Interval between two checks of the other records, as long as the interval of heartbeats."""
 _RECHECK_SECONDS = 2.5
 """How long to wait for one more heartbeat before a supervisor is killed. A supervisor may have been resumed just now,
 for example after the machine's sleep. Such a supervisor survives, since this is more than two intervals of heartbeats.
@@ -89,7 +89,7 @@ def record_path(folder: Path, node: int) -> Path:
 
 
 def load_record(path: Path) -> dict[str, Any] | None:
-    """Return a node's record with two fields added; None if there is none.
+    """Return a node's record with two fields added; None if there is no record.
 
     `seen_at` is the time of the last heartbeat (Unix seconds). `silent`: the supervisor was killed because it sent no
     heartbeat.

@@ -36,10 +36,10 @@ class ProcessTree:
         self.exit: Exit | None = None
 
     def start(self, launch_plan_fd: int, *, output_fd: int, inherit_fds: Sequence[int]) -> int | None:
-        """Start the launcher in its sandbox. It reads its launch plan from the socket `launch_plan_fd`.
+        """Start the launcher in its sandbox; return its descriptor of the socket to forked ranks, None in a cold start.
 
-        Its output goes to the descriptor `output_fd`, and it inherits those in `inherit_fds`. Returns the launcher's
-        descriptor of the socket to the forked ranks; None for a cold start.
+        The launcher reads its launch plan from the socket `launch_plan_fd`, writes its output to the descriptor
+        `output_fd`, and inherits the descriptors `inherit_fds`.
         """
         plan = self._plan
         if plan["cgroups"]:
@@ -56,7 +56,7 @@ class ProcessTree:
         arguments = [bubblewrap, *options, *plan["command"], "--socket", str(launch_plan_fd)]
         fork_fds = [] if fork_connection is None else [fork_connection.launcher_end.fileno()]
         inherited = [launch_plan_fd, bubblewrap_info_fd, *seccomp_fds, *fork_fds, *inherit_fds]
-        # bubblewrap needs no variables, and its arguments set those of the launcher.
+        # bubblewrap needs no variables, and its arguments set the launcher's.
         self._bubblewrap_pid = spawn(
             arguments, {}, output_fd=output_fd, inherit_fds=inherited, prepare=self._prepare_child
         )
@@ -141,7 +141,7 @@ def read_init_pid(info_fd: int) -> int:
 
 
 def _seccomp_fds() -> list[int]:
-    """Return the descriptor from which bubblewrap reads the seccomp filter; none if the kernel supports no filters."""
+    """Return the descriptor of the seccomp filter for bubblewrap (a list of one); none if the kernel has no filters."""
     program = None if seccomp.unavailable_reason() else seccomp.sandbox_filter()
     if program is None:
         return []

@@ -60,7 +60,7 @@ class ForkServerConnection:
         """Send the fork server the sandbox in which to fork the ranks, then close this connection.
 
         `init_pid` is the sandbox's first process, a child of the process `parent_pid`. `parent_pid` must be an unreaped
-        child of the caller, so that its number cannot be reused. `limits` are those of each rank, as
+        child of the caller, so that its number cannot be reused. `limits` hold for each rank, as
         `resource_limits.kernel_limits` returns them, and `cgroups` the folders of the node's control groups.
 
         If this fails, it raises nothing. This process always closes its copy of the ranks' end of the socket pair, and

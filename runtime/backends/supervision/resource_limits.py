@@ -59,8 +59,8 @@ def kernel_limits(*, processes: int, file_bytes: int) -> dict[str, int]:
 def apply_limits(limits: dict[str, int]) -> None:
     """Set these limits on this process and its later children, but none above this process's hard limit.
 
-    Leaves RLIMIT_NPROC out: call `limit_processes` in the sandbox. The kernel remembers this limit of the process that
-    creates a user namespace, and holds it against all processes of the user: those of other runs, too.
+    Leaves RLIMIT_NPROC out: call `limit_processes` on the sandbox's first process. If this process had the limit when
+    the sandbox's user namespace is created, the kernel would count all processes of the user, also those of other runs.
     """
     for name, limit in limits.items():
         if name != "RLIMIT_NPROC":

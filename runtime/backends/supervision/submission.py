@@ -26,7 +26,7 @@ def node_plan(
     disk_mib: int,
     cgroups: bool,
 ) -> SupervisorPlan:
-    """Return the plan of one node. `environment` is that of the ranks, without the order's own variables.
+    """Return the plan of one node. `environment` is the ranks' environment, without the order's own variables.
 
     `disk_mib` is the disk limit of a spec that has none. `cgroups`: create a control group where the kernel allows it.
 
@@ -37,7 +37,7 @@ def node_plan(
     python = node_sandbox.python
     launcher_command, launcher_environment = [python], environment
     if node_sandbox.container is not None:
-        # The launcher trusts nothing in a customer's own image, so it runs with neither its Python nor its variables.
+        # The launcher trusts nothing in a customer's own image, not its Python and not its variables.
         launcher_command, _mounts = container.host_interpreter()
         launcher_environment = container.LAUNCHER_ENVIRONMENT
     disk = launch_plan.disk_limit(spec, disk_mib)

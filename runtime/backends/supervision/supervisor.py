@@ -109,14 +109,14 @@ class Supervisor(Node):
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # A handler that does nothing: with SIG_IGN, the signal would not wake the selector.
             signal.signal(number, lambda _number, _frame: None)
-        # The data keeps `writer` open, of which `set_wakeup_fd` knows only the number.
+        # The registered data keeps `writer` open: `set_wakeup_fd` knows only the number of its descriptor.
         self._selector.register(reader, selectors.EVENT_READ, (reader, writer))
         self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
-        """Start the launcher; return the numbers that two descriptors have in it.
+        """Start the launcher; return two of its descriptors, as fields to add to its launch plan.
 
-        `warm` is the socket to forked ranks, and `shells` the listening socket for shells.
+        `warm` is the socket to forked ranks (None in a cold start), and `shells` the listening socket for shells.
         """
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
@@ -169,7 +169,7 @@ class Supervisor(Node):
     def _check_for_extension(self) -> None:
         """Move the deadline if `deadline.json` has a later one."""
         if self._deadline_path is None or self._record.phase != "running" or self._is_aborting:
-            return  # the ranks do not run, or the node is ending: a later deadline must not keep it
+            return  # the ranks do not run, or the node is ending, which a later deadline must not delay
         # Usually there is no such file. One that cannot be read now is read again at the next check.
         with contextlib.suppress(OSError, ValueError):
             self._limits.extend(float(json.loads(self._deadline_path.read_bytes())["deadline_seconds"]))

@@ -300,6 +300,8 @@ def test_before_code_has_begun_every_end_is_the_platforms(state, outcome):
         # A supervisor that has written a record was there, so it is lost if Slurm has forgotten the job.
         expected = outcome if records == [None] or state is not None else Outcome.NODE_LOST
         assert (ended.outcome, ended.started_at) == (expected, None)
+        # A supervisor that has written a record did start.
+        assert records == [None] or "did not start" not in ended.failure.message
     assert status([None], "CANCELLED", request=STOP).outcome is Outcome.STOPPED
 
 

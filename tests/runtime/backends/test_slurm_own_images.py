@@ -85,6 +85,15 @@ def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(
     )
 
 
+def test_the_check_of_a_cluster_names_a_program_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_import, "_CHECK_SECONDS", 0.2)
+    for name in ("skopeo", "umoci", "bwrap"):
+        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 60\n")
+        (tmp_path / name).chmod(0o700)
+    problem = image_import.check_tools(str(tmp_path), str(tmp_path / "bwrap"))
+    assert problem == f"{tmp_path / 'skopeo'} does not answer in 0.2 s."
+
+
 def test_slurms_time_limit_leaves_room_for_the_import():
     def minutes(image):
         arguments = submission.arguments(spec(image=image), config(), job_name="j", log="/l")

@@ -44,7 +44,10 @@ class WarmPool:
 
     @contextlib.contextmanager
     def starting(self, request: StartRequest, fork_server: ForkServer | None, log: Path) -> Iterator[str]:
-        """Yield a nonce, under which the `with` block must record the run; start the run at the end of the block."""
+        """Yield a nonce, under which the `with` block must record the run; start the run at the end of the block.
+
+        `fork_server` is to fork the run's ranks; None: they are not forked. `log` is for the output of a cold start.
+        """
         if self._idle_seconds and self._is_running():
             with protocol.sending_request(self._root, {"fork_server": fork_server, "start": request}) as accepted:
                 if accepted:  # the daemon starts the run when this block ends, which closes the connection

@@ -47,9 +47,9 @@ _FORK_SERVER = Path(__file__).resolve().parents[3] / "launcher" / "warm" / "fork
 
 
 class DaemonSettings(TypedDict):
-    """The daemon's input. `root` is the folder of runs. `version` is that of our code: clients replace an old daemon.
+    """The daemon's input. `root` is the folder of runs. `version` is our code's: clients replace an old daemon.
 
-    The daemon ends after `idle_seconds` without requests. `fork_server` is the first one to start; None: none.
+    The daemon ends after `idle_seconds` without requests. `fork_server` is the first fork server to start; None: none.
     """
 
     root: str

@@ -3,8 +3,8 @@
     python -I -S -c "..." < request
 
 The request is a StartRequest as JSON. This process waits for the end of its input. The input ends when the submitter
-has recorded the submission, or has died. In the latter case nothing is started. Imports no installed package, so that
-it starts in milliseconds.
+has recorded the submission, or has died. Without a recorded submission nothing is started. Imports no installed
+package, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def supervise(request: StartRequest) -> None:
         if bridge_problem:
             sys.stderr.write(f"{bridge_problem}\n")
     listener = network.listen()
-    # One port for the master, then those of the workers and the spare ones for later rounds.
+    # One port for the master, then the workers' ports, then spare ports for later rounds.
     worker_ports = request["worker_ports"]
     reserved_ports = [network.reserve_port() for _port in range(1 + worker_ports + request["spare_ports"])]
     port_numbers = [port.getsockname()[1] for port in reserved_ports]
@@ -78,7 +78,10 @@ def supervise(request: StartRequest) -> None:
 
 
 def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
-    """Supervise the node of this plan to its end. Keeps only its lock, which shows that its supervisor lives."""
+    """Supervise the node of this plan to its end.
+
+    Of `locks`, keep only the node's own, which shows that its supervisor lives.
+    """
     node = plan["node"]
     # The process of node 0 already leads a session: the daemon calls setsid in its fork, and in a cold start the pool's
     # client starts the process in a new session.
