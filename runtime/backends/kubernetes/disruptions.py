@@ -32,6 +32,8 @@ _MAX_NODES = 10
 """The largest run whose events count as complete. Kubernetes' event recorder merges similar events for one object from
 the tenth on, and drops events beyond a burst of 25. Of ten Pods, the Job controller deletes nine at most, after the
 tenth failed. With ten creations and the Job's failure, that is fewer than 25."""
+_COMBINED_EVENTS = "(combined from similar events)"
+"""How the message of merged events begins. Only the last of their own messages follows."""
 _LAST_EVENT_SECONDS = 30.0
 """How long to wait for the Job controller's last event. It arrives within seconds; after 30 s it counts as dropped."""
 
@@ -119,10 +121,14 @@ def read_events(
     pod_name = re.compile(rf"^{re.escape(job.name)}-(\d+)-[a-z0-9]+$")
     messages: dict[str, list[str]] = {}
     for event in job_events:
+        at = timestamp(event.get("lastTimestamp") or event.get("eventTime"))
+        # Kueue may have suspended the Job before, and so deleted its Pods. `start_time` is when it resumed the Job.
+        if at is not None and job.start_time is not None and at < job.start_time:
+            continue
         messages.setdefault(str(event.get("reason")), []).append(str(event.get("message", "")))
-    deletions = [
-        pod_name.match(message.removeprefix("Deleted pod: ")) for message in messages.get("SuccessfulDelete", [])
-    ]
+    deletion_messages = messages.get("SuccessfulDelete", [])
+    deletions = [pod_name.match(message.removeprefix("Deleted pod: ")) for message in deletion_messages]
+    are_combined = any(message.startswith(_COMBINED_EVENTS) for message in deletion_messages)
     not_ready_at: dict[int, float] = {}
     for event in pod_events:
         match = pod_name.match(str((event.get("involvedObject") or {}).get("name", "")))
@@ -133,7 +139,7 @@ def read_events(
             not_ready_at[node] = min(at, not_ready_at.get(node, at))
     failed_at = job.failed_at or 0.0
     # `causes` uses no deletion events of an elastic run, whose Pods may fail without failing the Job.
-    are_reliable = job.nodes <= _MAX_NODES and not job.is_elastic and job.failed_at is not None
+    are_reliable = job.nodes <= _MAX_NODES and not (are_combined or job.is_elastic) and job.failed_at is not None
     # The controller records the Job's failure with the end condition, after it has deleted all Pods. `failed_at` may be
     # earlier, since the condition FailureTarget comes before the deletions.
     has_last_event = bool(job.end_condition) and job.failure_reason in messages
