@@ -1,8 +1,8 @@
 """The tokens of the consoles that this user has logged in to, in a file that only the user can read.
 
 The file is `credentials.json` in `$XDG_CONFIG_HOME/trainyard` or `~/.config/trainyard`, with mode 0600:
-`{"default": URL, "tokens": {URL: TOKEN}}`. `TRAINYARD_URL` and `TRAINYARD_TOKEN` have precedence over it, for that
-address alone. There, http needs `TRAINYARD_ALLOW_HTTP` in place of `login`'s option --allow-http.
+`{"default": URL, "tokens": {URL: TOKEN}}`. For the console at `TRAINYARD_URL`, `TRAINYARD_TOKEN` has precedence over
+the file. With these two, an http address needs `TRAINYARD_ALLOW_HTTP` in place of `login`'s option --allow-http.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def _parse_rule(line: str) -> _Rule | None:
     line = line.removesuffix("/")
     # A pattern with a slash matches from the top of the folder, a pattern without at any depth.
     is_anchored = "/" in line
-    # git compares the literal beginning by itself, so `**` after it counts as if a slash preceded it.
+    # git compares the literal beginning of a pattern separately, and the rest as a pattern of its own. So a `**` at the
+    # beginning of the rest counts as if a slash preceded it.
     line = line.removeprefix("/")
     literal = re.split(r"[*?\[\\]", line, maxsplit=1)[0]
     try:
@@ -88,8 +89,8 @@ def _parse_rule(line: str) -> _Rule | None:
 def _translate_pattern(pattern: str, is_anchored: bool) -> Iterable[str]:
     """Yield the parts of the regular expression for a pattern. Raises re.error if the pattern is malformed.
 
-    `*`, `?` and `[…]` match within the name of one file or folder, `**` also across slashes. git ignores malformed
-    patterns; then files would be sent that somebody meant to leave out.
+    `*`, `?` and `[…]` match within the name of one file or folder, `**` also across slashes. Malformed patterns are not
+    ignored as in git: files would be sent that somebody meant to leave out.
     """
     position = 0
     while position < len(pattern):
@@ -101,6 +102,7 @@ def _translate_pattern(pattern: str, is_anchored: bool) -> Iterable[str]:
             elif kind == "raw":
                 yield re.escape(token["raw"])
             else:
+                # A pattern that is not anchored matches one name, so its `**` at the end is a `*`.
                 yield EXPRESSIONS["star" if kind == "rest" and not is_anchored else kind]
         elif pattern[position] in "[\\":
             raise re.error("The set or the escaped character is incomplete.")
@@ -114,11 +116,12 @@ def _translate_set(text: str) -> str:
     items, parts = re.findall(ITEM, text, re.DOTALL), []
     while items:
         item = items.pop(0)
-        if len(item) > 2:
+        if len(item) > 2:  # a class such as `[:digit:]`
             if item[2:-2] not in CLASSES:
                 raise re.error("There is no such class of characters.")
             parts.append(CLASSES[item[2:-2]])
-        elif len(items) > 1 and items[0] == "-":
+        elif len(items) > 1 and items[0] == "-":  # a range such as `a-z`
+            # [-1]: without the backslash of an escaped character.
             parts.append(f"{re.escape(item[-1])}-{re.escape(items[1][-1])}")
             del items[:2]
         else:

@@ -14,7 +14,7 @@ from .session import Session
 
 
 class Program(click.Group):
-    """The group of all commands. It prints an error, of a file too, and ends the program with its exit status."""
+    """The group of all commands. It prints the error of a failed command, and exits with the error's exit status."""
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""

@@ -1,7 +1,7 @@
 """Responses of the API as dataclasses. Amounts are in minor units, sizes in bytes, times ISO 8601 strings.
 
 Each dataclass has the fields that the program needs of one component of the OpenAPI schema. COMPONENTS names the
-component, and a test compares their fields.
+component, and a test compares the fields of both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Organization:
-    """The organization that a token belongs to."""
+    """The organization that a token belongs to. `service_active`: whether the organization may order."""
 
     name: str
     slug: str
@@ -88,7 +88,8 @@ class Dataset:
 class Upload:
     """A resumable upload of `size_bytes`, of which the console has the first `offset`.
 
-    `version` is the published version of a dataset, `error` why the upload failed.
+    `version` is the published version of a dataset, `error` why the upload failed. `uploads.FINAL_STATES`
+    has the final values of `state`.
     """
 
     id: str
@@ -111,7 +112,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder in a listing of a workspace."""
+    """A file or folder in a listing of a workspace. `kind` is `file`, `folder`, `link` or `other`."""
 
     name: str
     kind: str
@@ -154,8 +155,9 @@ class Estimate:
 class Quote:
     """The price of a run. `lines` sum to the ceiling. `refusal` says why nobody can buy the quote now, or is empty.
 
-    `mode` is `metered` (charged by the time used) or `fixed` (by epoch). `minimum_minor` is the least
-    that a run with billable time costs.
+    `mode` is `metered` (charged by the time used) or `fixed` (by epoch). `minimum_minor` is the least that a run with
+    billable time costs. `notes` are sentences about the price; `warnings` name datasets that the script reads but the
+    customer has not chosen.
     """
 
     id: str
@@ -236,7 +238,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a job failed. `code` is the line of code, `rank` the rank that failed first."""
+    """Why a job failed. `cause` is a code, `exception` what Python printed; it may be empty.
+
+    `file`, `line` (a number), `function` and `code` (the text) are the failed line of the customer's code. `rank` is
+    the rank that failed first.
+    """
 
     cause: str
     title: str
@@ -253,7 +259,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Log:
-    """A part of a rank's output. The next part begins at the byte `next_offset`. `eof` means that there is none.
+    """A part of a rank's output. The next part begins at the byte `next_offset`. `eof`: there is no next part.
 
     `times` are pairs (number of a line in `text`, Unix time) in order, if they were requested and are known. A time
     applies to its line and the lines after it, up to the next pair's line.
@@ -267,7 +273,7 @@ class Log:
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A file or folder of a job."""
+    """A file or folder of a job. `kind` is `file` or `folder`."""
 
     path: str
     size: int
@@ -277,7 +283,7 @@ class JobEntry:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A published version of a model."""
+    """A published version of a model. `lineage` says how it was made, for example by which `job`."""
 
     version: int
     size_bytes: int
@@ -415,7 +421,10 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a sweep. `outcome` is empty while its job is open."""
+    """A trial of a sweep. `state` is that of its job. `outcome` says how the trial ended; empty while the job is open.
+
+    `value` is the metric's last value; None without one.
+    """
 
     number: int
     job: int

@@ -22,7 +22,7 @@ from .uploads import Uploads
 
 @dataclass
 class Session:
-    """One run of the program. `url` is the option --url.
+    """One run of the program. `url` is the option --url, `http` the httpx transport (None: the default one).
 
     Tests replace `environment`, `http`, `pause` and `is_interactive`.
     """

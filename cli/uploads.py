@@ -134,7 +134,7 @@ def _read_exactly(file: Path, offset: int, size: int) -> Iterator[bytes]:
 class Uploads:
     """Sends content. It stores the ids of incomplete uploads in `state_file`, so that a later call continues them.
 
-    The file is a JSON object: the ids by a hash of console, content and purpose.
+    The file is a JSON object: the ids by a hash of console, content and metadata.
     """
 
     def __init__(self, client: Client, state_file: Path, *, pause: Callable[[float], None] = time.sleep) -> None:

@@ -99,7 +99,7 @@ def read_text():
     """Return the first dataset as sequences of CONTEXT + 1 bytes, for training and (the last tenth) for the test."""
     folder = Path(os.environ["DATASETS_PATH"]) / os.environ["DATASETS"].split(",")[0]
     text = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.txt")))
-    # A tenth of the sequences. Each shares its last byte with the next one.
+    # A tenth of the sequences. One begins every CONTEXT bytes, and shares its last byte with the next one.
     test_size = max(0, len(text) - 1) // CONTEXT // 10
     if test_size < TOTAL_BATCH_SIZE:
         sys.exit(
@@ -169,7 +169,7 @@ def restore(model, optimizer):
     if folders := sorted(file.parent for file in CHECKPOINTS.glob("step-*/.metadata")):
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         weights, optimizer_state = get_state_dict(model, optimizer, options=options)
-        checkpoint = {"model": weights, "optimizer": optimizer_state, "progress": progress}
+        checkpoint = {"model": weights, "optimizer": optimizer_state, "progress": progress}  # `load` overwrites them
         dcp.load(checkpoint, checkpoint_id=folders[-1])
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=optimizer_state, options=options)
         progress = checkpoint["progress"]
@@ -204,7 +204,7 @@ def compare_with_whole_model(model, step, sequences, share, device):
             # reverse, FSDP before tensor; `full_tensor` alone would do it the other way round.
             gradient = gradient.redistribute(placements=[Replicate(), *gradient.placements[1:]]).full_tensor()
         difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
-    model.zero_grad()  # `restore` needs an optimizer without gradients
+    model.zero_grad()  # `get_state_dict` in `restore` needs parameters without gradients
     dist.all_reduce(difference, dist.ReduceOp.MAX)
     if not difference < TOLERANCE:  # also true for NaN
         sys.exit(f"The split model differs from the whole one by {difference:.1e}.")

@@ -1,10 +1,9 @@
 """Train a language model of bytes with FSDP2: parameters, gradients and optimizer state are sharded over all ranks.
 
 Each block's parameters are gathered just before it is used and freed afterwards, so no device ever holds the whole
-model that is trained.
-Try this first if a model does not fit on one device, because the model's code stays as it is. At the start, loss and
-gradients of one batch are compared with those of the whole model. The model, the training loop and the checkpoints are
-in charlm.py.
+model that is trained. Try this first if a model does not fit on one device, because the model's code stays as it is. At
+the start, loss and gradients of one batch are compared with those of the whole model. The model, the training loop and
+the checkpoints are in charlm.py.
 
 Order: a dataset from make_text.py, learning rate 0.003, batch size 16, 1 node or more, 1 process or more.
 """
@@ -19,9 +18,8 @@ def main():
     """Shard the model block by block, and train it."""
     device = charlm.start()
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
-    model = (
-        charlm.build_model()
-    )  # in the memory of the CPU: `fully_shard` moves one block after the other to the device
+    # In the memory of the CPU: `fully_shard` moves one block after the other to the device.
+    model = charlm.build_model()
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)  # last, for the layers outside the blocks

@@ -98,7 +98,7 @@ def train(state, images, labels, test_images, test_labels):
         state.epoch += 1
         # At the end of the epoch, because this resets which images were processed.
         state.sampler.set_epoch(state.epoch)
-        # If a node was lost at the end of the epoch, no image is left to train on, and this is the last commit's loss.
+        # If a node was lost at the end of the epoch, no image is left to train on, and the loss is the last commit's.
         report_epoch(
             epoch=state.epoch, step=state.step, loss=state.loss, accuracy=accuracy, lr=learning_rate(state.optimizer)
         )

@@ -101,13 +101,14 @@ def main():
             if epoch <= SYNCHRONOUS_EPOCHS or batch % AVERAGE_STEPS == 0:
                 count, is_stop_requested = average_over_ranks(parameters, stop_signals)
                 numbers_sent += count
-                # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+                # After the last batch, the epoch is finished and saved below. A checkpoint here would leave a later
+                # attempt an epoch with no batch left.
                 if is_stop_requested and batch < len(loader):
                     is_stopping, images_done = True, batch * total_batch_size
                     break
         if not is_stopping:
             epochs_done, images_done = epoch, 0
-        # Every node continues from the checkpoint's state, which includes the momentum.
+        # Averaged like the parameters, because the checkpoint has one momentum and every node continues from it.
         momentum = [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters]
         count, is_stop_requested = average_over_ranks(parameters + momentum, stop_signals)
         numbers_sent += count

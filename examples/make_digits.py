@@ -2,9 +2,9 @@
 
     python examples/make_digits.py digits.tar.gz
 
-The 1,797 images of 8x8 pixels are enlarged to 28x28, and written in MNIST's idx format under its file names. So
-torchvision's MNIST class can read them. The first 1,437 are for training and 360 for the test, in the published
-order of writers: no writer is in both. Needs scikit-learn, numpy and pillow.
+The 1,797 images of 8x8 pixels are enlarged to 28x28. They have MNIST's idx format and file names, so torchvision's
+MNIST class can read them. The first 1,437 are for training and 360 for the test, in the published order of writers: no
+writer is in both. Needs scikit-learn, numpy and pillow.
 """
 
 from __future__ import annotations

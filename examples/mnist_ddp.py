@@ -173,6 +173,7 @@ def main():
     test = read_digits("t10k")
     model = Digits().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    # Progress within an epoch is counted in images, since a later attempt may have batches of another size.
     total_batch_size = BATCH_SIZE * dist.get_world_size()
     epochs_done, images_done, step = 0, 0, 0
     if CHECKPOINT.exists():
@@ -207,7 +208,8 @@ def main():
             optimizer.step()
             step += 1
             losses.append(batch_loss.detach())
-            # After the last batch the epoch is finished first, since no batch would be left for a later attempt.
+            # No check after the last batch: the epoch is finished and saved below. A checkpoint here would leave a
+            # later attempt an epoch with no batch left.
             if batch % STOP_CHECK_STEPS == 0 and batch < len(loader) and must_stop():
                 is_stopping, images_done = True, batch * total_batch_size
                 break

@@ -2,7 +2,7 @@
 
 The matrices of each block are split: queries, keys, values and the perceptron's first layer by columns, the layers
 after them by rows. Ranks then work on the same sequences and exchange data twice per block. This needs the fast links
-inside a node. Between nodes, FSDP2 shards the result. The mesh has two dimensions, (data, tensor). For example,
+inside a node. Between nodes, FSDP2 shards each rank's part. The mesh has two dimensions, (data, tensor). For example,
 2 nodes with 2 processes each give 2 x 2, and 1 node with 4 processes gives 1 x 4. If each node has only
 1 process, the nodes share the blocks: 2 nodes give 1 x 2.
 
@@ -43,6 +43,7 @@ def main():
     model = charlm.build_model().to(device)
     for block in model.blocks.values():
         parallelize_module(block, mesh["tensor"], BLOCK_PLAN)
+    # Replicated, because `log_softmax` needs the output for all 256 bytes.
     parallelize_module(model, mesh["tensor"], {"head": ColwiseParallel(output_layouts=Replicate())})
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh["data"])

@@ -75,7 +75,7 @@ class Project:
 
 def purchase_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that describe a run to a command, which gets their values as keyword arguments."""
-    for option in reversed(PURCHASE_OPTIONS):
+    for option in reversed(PURCHASE_OPTIONS):  # decorators add the last option first
         command = option(command)
     return command
 

@@ -51,7 +51,7 @@ class NotebooksClient:
             response = await self._send(method, path, body, idempotency_key)
             if response.code == 401:
                 refreshed = await self._authenticator.refresh_user(self._user)
-                if isinstance(refreshed, dict):
+                if isinstance(refreshed, dict):  # otherwise there is no new token
                     await self._user.save_auth_state(refreshed["auth_state"])
                     response = await self._send(method, path, body, idempotency_key)
             data = json.loads(response.body)

@@ -185,22 +185,22 @@ class TrainyardSpawner(Spawner):
             raise Refused(400, "Choose one of the sizes." if self.profiles else "This hub offers no notebooks yet.")
         profile = self.profiles[int(number)]
         fields = {field: profile[field] for field in PURCHASE_FIELDS if field in profile}
-        # With the profile, because `_find_open_notebook` must not take over a notebook of another profile. Its ceiling
-        # and time limit would not tell: an extension or a new price changes those of the same profile, too.
+        # The name includes the profile, so that `_find_open_notebook` takes over no notebook of another profile. The
+        # ceiling and the time limit cannot show the profile, because an extension or a new price changes them.
         words = f"JupyterHub {self.user.name} {self.name} ({profile['name']})".split()
         name = " ".join(words)[:100].rstrip()  # as the console stores names
         return fields | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
 
     async def _find_open_notebook(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any] | None:
         """Return the notebook that was bought for this server and has not ended; None if there is none."""
-        query, oldest = "?page_size=200", datetime.now(UTC) - MAX_AGE
+        query, oldest = "?page_size=200", datetime.now(UTC) - MAX_AGE  # the API's largest page
         while query:
             page = await api.call("GET", query)
             for notebook in page["results"]:
                 is_same = all(notebook[key] == purchase[key] for key in ("name", "workspace", "image", "node_spec"))
                 if is_same and notebook["state"] not in {*ENDED, "stopping"}:
                     return notebook
-            # Only the query of the next page's address: the token must not be sent to any other address.
+            # Only the query of the next page's address is used: the token must not be sent to any other address.
             query = f"?{urlsplit(page['next']).query}" if page["next"] else ""
             if query and datetime.fromisoformat(page["results"][-1]["queued_at"]) < oldest:
                 return None

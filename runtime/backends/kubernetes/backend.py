@@ -111,7 +111,7 @@ class KubernetesBackend:
                 raise RunNotFound(f"The run '{name}' has no rank {rank}.")
             if self._folders is not None:
                 raw_chunk = self._folders.read(name, "logs", f"rank-{rank}.log", offset, limit)
-                # The times are read after the log, because they are written before it: then no line lacks its time.
+                # Each line's time is written before the line. So times that are read after the log cover all lines.
                 times = self._folders.log_times(name, rank, raw_chunk) if with_times else None
             else:
                 # A negative offset would count from the end, which is not known without reading all of the output.
@@ -170,7 +170,7 @@ class KubernetesBackend:
                 # A kubelet keeps the first grace period that it received. So the Pods are deleted with the shorter one
                 # before the Job controller deletes them.
                 self._runs.terminate(state, termination, grace_end=now + grace_seconds, ends_pods=False)
-                state = dataclasses.replace(state, termination=termination)
+                state = dataclasses.replace(state, termination=termination)  # it is stored now
                 self._runs.write_stop_file(state, grace_seconds)
                 self._delete_pods(job, grace_seconds)
             self._runs.terminate(state, termination)
@@ -188,7 +188,7 @@ class KubernetesBackend:
                 # The Pods are deleted before the Job. Otherwise the garbage collector would give them their full grace
                 # period, and a kubelet keeps the first grace period that it received.
                 self._delete_pods(job, 0)
-                # Before the Job, by which reconciliation finds the run if this process dies.
+                # The folder goes first: if this process dies in between, reconciliation finds the run by its Job.
                 if self._folders is not None:
                     self._folders.remove(name)
                 self._runs.delete_job(job)
@@ -205,7 +205,7 @@ class KubernetesBackend:
     def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, unused launchers.
 
-        Reconciliation calls this regularly, so no timer of its own is needed for that.
+        Reconciliation calls this regularly, so the deletions need no timer.
         """
         with self._translate_refusals():
             selector = names.LIVE_RUN_SELECTOR if live else names.RUN_SELECTOR
@@ -265,7 +265,7 @@ class KubernetesBackend:
 
     def check_image(self, image: Image, controller: Controller = Controller.GLOO, *, gpus: int = 0) -> None:
         """See `Backend.check_image`. Does not ask the registry, since the console may have no access to it."""
-        del controller  # the launcher reports an image without mpirun
+        del controller  # MPI needs mpirun in the image: if it is missing, the launcher reports that
         if image.builtin:
             if image.builtin not in self._config.images:
                 raise InvalidSpec(
@@ -406,6 +406,7 @@ class KubernetesBackend:
         """Compute the cluster's total and free resources. Raises BackendUnavailable."""
         with self._translate_refusals():
             jobs = self._resumed_jobs()
+            # The Nodes that an elastic cluster has now do not show how far it can grow; the declared capacity does.
             if self._config.elastic and self._config.capacity is not None:
                 return declared_capacity(self._config.capacity, jobs, self._config)
             try:

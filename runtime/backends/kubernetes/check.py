@@ -36,7 +36,7 @@ _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
 
 
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
-    """Yield the results of all checks; the last is a smoke run if there is a `backend`.
+    """Yield the results of all checks. With a `backend`, the last one is a smoke run: a small real run on the cluster.
 
     `root` is the folder of the cluster's runs on this machine. An unreachable cluster gets only the first check.
     """
@@ -200,7 +200,8 @@ def _check_machines(api: ApiClient, config: ClusterConfig) -> CheckResult:
     # A machine that accepts no Pods counts as full.
     ready = [machine for machine in capacity.machines if machine.free.cpus > 0]
     detail = f"{len(kubernetes_nodes)} nodes, {len(capacity.machines)} for runs, {len(ready)} of them ready."
-    # The node kinds that no machine accepts. `detail` calls them node types, the word that administrators know.
+    # The node kinds with a selector or toleration of their own (`placed_kinds`) that no machine accepts. `detail` calls
+    # them node types, the word that administrators know.
     unserved_kinds = sorted(
         kind for kind in capacity.placed_kinds if all(kind in machine.closed_to for machine in capacity.machines)
     )
@@ -272,7 +273,7 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
         return CheckResult("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
     name = smoke_run.new_name()
     workspace = root / f".{name}"
-    if config.volume.shared:  # otherwise the console cannot create a folder that Pods see
+    if config.volume.shared:  # without shared storage, the console cannot create a folder that Pods see
         # The storage check has created `root`, unless it failed before that.
         workspace.mkdir(mode=0o755, parents=True)
     try:

@@ -58,7 +58,7 @@ _CHUNK_BYTES = 1 << 16
 """Bytes of a streamed response that are read at a time, since logs can be far longer."""
 _DOWN_SECONDS = 3.0
 """After a request has failed with all its retries, all requests fail immediately for this long. Otherwise every caller
-would wait for a server that is down. It is about as long as one failing request takes, so that the server's return is
+would wait for a server that is down. 3 s are about as long as one failing request takes, so that the server's return is
 noticed soon."""
 _IRREGULAR_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
 """Plurals, as in URL paths, of kinds whose plural does not just add an "s"."""
@@ -394,7 +394,7 @@ class ApiClient:
 
 
 def _credentials(configuration: Any) -> dict[str, str]:
-    """Return the headers with the credentials of a kubernetes.client.Configuration, which renews expired ones."""
+    """Return the credential headers of a kubernetes.client.Configuration, which renews expired credentials."""
     settings = configuration.auth_settings().values()
     return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
 

@@ -73,8 +73,8 @@ class PackageIndex:
 class ClusterConfig:
     """The settings of one cluster. Without `context`, `kubeconfig` and `in_cluster`, the default kubeconfig is used.
 
-    The keys of `node_selectors` and `tolerations` are node kinds: names of node types. The key "" applies to all kinds
-    without a key.
+    The keys of `node_selectors` and `tolerations` are node kinds, the names of node specs. The key "" applies to all
+    kinds without a key.
     """
 
     name: str
@@ -208,7 +208,7 @@ def _package_index(reader: SettingsReader) -> PackageIndex | None:
     index = PackageIndex(str(data["url"]), tuple(networks), str(data.get("certificate", "")))
     try:
         parts = urlsplit(index.url)
-        # Reading the port raises ValueError if it is no number of a port.
+        # Reading the port raises ValueError if it is not a valid port number.
         is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and index.port > 0
         for network in networks:
             ipaddress.ip_network(network)

@@ -30,7 +30,10 @@ _EVENTS_COMPLETE_SECONDS = 3000.0
 s are a reserve for differences between clocks."""
 _MAX_NODES = 10
 """The largest run whose events count as complete. Kubernetes' event recorder merges similar events for one object from
-the tenth on, and drops those beyond a burst of 25."""
+the tenth on, and drops events beyond a burst of 25. Of ten Pods, the Job controller deletes nine at most, after the
+tenth failed. With ten creations and the Job's failure, that is fewer than 25."""
+_COMBINED_EVENTS = "(combined from similar events)"
+"""How the message of merged events begins. Only the last of their own messages follows."""
 _LAST_EVENT_SECONDS = 30.0
 """How long to wait for the Job controller's last event. It arrives within seconds; after 30 s it counts as dropped."""
 
@@ -38,36 +41,36 @@ _LAST_EVENT_SECONDS = 30.0
 class DeletionTracker:
     """Follows a watch of Pods and reports those that were deleted before any Pod of their run failed.
 
-    Only Pods that were seen alive after the last list are reported: a list does not show the order of the changes
-    before it.
+    It reports only Pods that were alive in the last list or later: a list does not show in which order earlier changes
+    happened.
     """
 
     def __init__(self) -> None:
-        self._job_uids_of_live_pods: dict[str, str] = {}
-        """By the UID of each Pod that was seen alive: the UID of its Job."""
+        self._live_pod_uids: set[str] = set()
         self._failed_job_uids: set[str] = set()
 
     def reset(self, pods: Iterable[Object]) -> None:
         """Start again from a list of all Pods."""
-        self._job_uids_of_live_pods.clear()
+        self._live_pod_uids.clear()
         for pod in pods:
             if pod_phase(pod) == "Failed":
                 self._failed_job_uids.add(controller_uid(pod))
             elif pod_phase(pod) not in TERMINAL_PHASES and not is_deleting(pod):
-                self._job_uids_of_live_pods[pod["metadata"]["uid"]] = controller_uid(pod)
+                self._live_pod_uids.add(pod["metadata"]["uid"])
 
     def observe(self, change: str, pod: Object) -> bool:
         """Process one watch event of type `change`; return True if it deletes a Pod of a run without failed Pods."""
         uid, job_uid = pod["metadata"]["uid"], controller_uid(pod)
         if pod_phase(pod) in TERMINAL_PHASES:
-            self._job_uids_of_live_pods.pop(uid, None)
+            self._live_pod_uids.discard(uid)
             if pod_phase(pod) == "Failed":
                 self._failed_job_uids.add(job_uid)
             return False
         if change == "DELETED" or is_deleting(pod):
-            was_alive = self._job_uids_of_live_pods.pop(uid, None) is not None
+            was_alive = uid in self._live_pod_uids
+            self._live_pod_uids.discard(uid)
             return was_alive and job_uid not in self._failed_job_uids
-        self._job_uids_of_live_pods[uid] = job_uid
+        self._live_pod_uids.add(uid)
         return False
 
     def forget(self, job_uid: str) -> None:
@@ -118,10 +121,14 @@ def read_events(
     pod_name = re.compile(rf"^{re.escape(job.name)}-(\d+)-[a-z0-9]+$")
     messages: dict[str, list[str]] = {}
     for event in job_events:
+        at = timestamp(event.get("lastTimestamp") or event.get("eventTime"))
+        # Kueue may have suspended the Job before, and so deleted its Pods. `start_time` is when it resumed the Job.
+        if at is not None and job.start_time is not None and at < job.start_time:
+            continue
         messages.setdefault(str(event.get("reason")), []).append(str(event.get("message", "")))
-    deletions = [
-        pod_name.match(message.removeprefix("Deleted pod: ")) for message in messages.get("SuccessfulDelete", [])
-    ]
+    deletion_messages = messages.get("SuccessfulDelete", [])
+    deletions = [pod_name.match(message.removeprefix("Deleted pod: ")) for message in deletion_messages]
+    are_combined = any(message.startswith(_COMBINED_EVENTS) for message in deletion_messages)
     not_ready_at: dict[int, float] = {}
     for event in pod_events:
         match = pod_name.match(str((event.get("involvedObject") or {}).get("name", "")))
@@ -131,8 +138,10 @@ def read_events(
             node = int(match.group(1))
             not_ready_at[node] = min(at, not_ready_at.get(node, at))
     failed_at = job.failed_at or 0.0
-    are_reliable = job.nodes <= _MAX_NODES and not job.is_elastic and job.failed_at is not None
-    # The controller records the Job's failure after it has deleted all Pods.
+    # `causes` uses no deletion events of an elastic run, whose Pods may fail without failing the Job.
+    are_reliable = job.nodes <= _MAX_NODES and not (are_combined or job.is_elastic) and job.failed_at is not None
+    # The controller records the Job's failure with the end condition, after it has deleted all Pods. `failed_at` may be
+    # earlier, since the condition FailureTarget comes before the deletions.
     has_last_event = bool(job.end_condition) and job.failure_reason in messages
     return DeletionEvents(
         deleted_by_controller=frozenset(int(match.group(1)) for match in deletions if match is not None),

@@ -30,7 +30,8 @@ USAGE_REFRESH_SECONDS = 3600.0
 no harm."""
 UNUSED_SECONDS = 24 * 3600.0
 """How long a launcher must be unused before it is removed. Consoles of some older versions do not set the annotation.
-So this version's own ConfigMap must also be this old. Then the upgrade was a day ago, and no older console runs."""
+So launchers are removed only where this version's own ConfigMap is also this old. Then the upgrade was a day ago, and
+no older console runs."""
 MAX_BYTES = 1 << 20
 """Size limit of a ConfigMap in Kubernetes."""
 _PACKAGE = "launcher"

@@ -129,7 +129,7 @@ def organization_objects(spec: RunSpec, config: ClusterConfig) -> list[Manifest]
             "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
         },
     ]
-    if spec.organization_nodes:
+    if spec.organization_nodes:  # the organization's limit; each node of a run is one Pod
         quota = {"metadata": {"name": "trainyard", **meta}, "spec": {"hard": {"pods": str(spec.organization_nodes)}}}
         objects.append({"apiVersion": "v1", "kind": "ResourceQuota", **quota})
     return objects

@@ -79,7 +79,7 @@ class NotebookTunnels:
                     else:
                         await asyncio.sleep(_RETRY_SECONDS)
         except (OSError, WebSocketException, BackendUnavailable) as error:
-            self._paths.pop(name, None)
+            self._paths.pop(name, None)  # the Pod may have ended, so the next call looks it up again
             reason = str(error) or type(error).__name__
             logger.warning("The notebook of the run '%s' cannot be reached: %s", name, reason)
             raise BackendUnavailable(f"The notebook of the run '{name}' cannot be reached: {reason}") from error

@@ -206,6 +206,7 @@ def _awaits_job_verdict(job: JobState, pods: Mapping[int, PodState], now: float)
 
     The verdict shows whether the controller deleted the Pod, after another Pod failed, or somebody else did.
     """
+    # After a success, no verdict is needed. The Job of an elastic run does not fail with its first Pod.
     if job.end_condition or job.termination or job.is_elastic or all(pod.exit_code == 0 for pod in pods.values()):
         return False
     was_deleted = any(pod.ended and pod.deletion_deadline is not None and not pod.disruption for pod in pods.values())

@@ -48,7 +48,8 @@ _AMBIGUOUS_PREFIX = re.compile(
 )
 """containerd's text for both a missing repository and missing credentials. The text that follows tells them apart."""
 _CREDENTIALS_REFUSED = re.compile(r"\b401\b|\b403\b|unauthori[sz]ed|forbidden", re.IGNORECASE)
-"""After an ambiguous message: the registry refused the credentials."""
+"""After an ambiguous message: the registry refused the credentials. This has fewer words than _CREDENTIALS_ERROR,
+because registries report "authorization failed" for a missing repository too."""
 _ANY_PULL_ERROR = re.compile(
     f"{_NETWORK_ERROR.pattern}|{_NAME_ERROR.pattern}|{_CREDENTIALS_ERROR.pattern}", re.IGNORECASE
 )

@@ -200,7 +200,7 @@ def _storage(spec: RunSpec, config: ClusterConfig, inputs: PodInputs) -> tuple[l
             ("run", output_dir, "outputs"),
         ]
     mounts: list[Manifest] = [{"name": name, "mountPath": target, "subPath": path} for name, target, path in paths]
-    # The contract promises DATASETS_PATH and MODELS_PATH also to a run without datasets or models.
+    # The environment contract promises DATASETS_PATH and MODELS_PATH also to a run without datasets or models.
     for name, target in (("datasets", spec.datasets_target), ("models", spec.models_target)):
         if not any(mount.target.startswith(target.rstrip("/") + "/") for mount in spec.mounts):
             volumes.append({"name": name, "emptyDir": {"sizeLimit": "1Mi"}})

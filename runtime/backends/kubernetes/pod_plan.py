@@ -42,6 +42,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
     del topology["addresses"]  # Pods learn each other's addresses when they start
     if spec.builtin_script == "notebook":
         topology["arguments"] = [*spec.arguments, str(NOTEBOOK_PORT)]  # see `main` of `runtime.launcher.notebook`
+    # The folders whose contents count towards the disk limit.
     writable_folders = {
         # Not only RUN_DIR: the code can also write to the folders of logs and records, and create others beside them.
         "run": RUN_ROOT_PATH,

@@ -44,7 +44,7 @@ _CLOSE_SECONDS = 2.0
 async def connect_to(target: WebsocketTarget) -> ClientConnection:
     """Return an open websocket. Raises OSError, WebSocketException.
 
-    It does not show that something listens on the port, since the kubelet connects only afterwards.
+    An open websocket does not show that something listens on the port, since the kubelet connects only afterwards.
     """
     tls: dict[str, Any] = {} if target.ssl is None else {"ssl": target.ssl}
     if target.server_hostname is not None:

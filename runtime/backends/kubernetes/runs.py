@@ -78,7 +78,7 @@ class Runs:
         self._folders = folders
         self._capacity = capacity
         self._record_keys: collections.OrderedDict[str, str] = collections.OrderedDict()
-        """By the UID of a run's Job: the key that signs the run's records. The key read longest ago comes first."""
+        """By the UID of a run's Job: the key that signs the run's records. In the order in which they were fetched."""
         self._record_keys_lock = threading.Lock()
         self._warnings: dict[str, tuple[float, list[Object]]] = {}
         """By namespace: when its warning events were read (monotonic), and these events."""
@@ -136,6 +136,7 @@ class Runs:
                 status = derive_status(
                     state, pods, records, now=now, unreachable_since=unreachable_since, events=events
                 )
+            # If further events are expected, the second status is not ENDED yet.
             return self._save_final_status(state, pods, status) if status.phase is RunPhase.ENDED else status
         waiting = self._explain(job, state, pod_objects) if status.phase is RunPhase.STARTING else None
         if waiting is not None:
@@ -176,6 +177,7 @@ class Runs:
             patch = {"metadata": {"annotations": stored}, "spec": change}
             if self._patch_once(job, names.TERMINATION_ANNOTATION, patch) is None:
                 return
+            # Another process has stored a termination, which stays. The rest of the change is made below.
         self._patch_job(job, {"metadata": {"annotations": annotations}, "spec": change})
 
     def write_stop_file(self, job: JobState, grace_seconds: int) -> None:
@@ -266,7 +268,7 @@ class Runs:
                 node = self._api.find(resource_path("v1", "nodes", name=machine))
             except ApiError:
                 return {}
-            # When a Node was deleted is not known, so this first look at it counts.
+            # When a Node was deleted is not known, so the time of this look counts.
             since = not_ready_since(node) if node is not None else time.time()
             if since is not None:
                 unreachable_since.update({pod.node: since for pod in active if pod.machine == machine})
@@ -290,8 +292,8 @@ class Runs:
                 data = self._folders.read(job.name, "nodes", f"{node}.json", 0, _MAX_RECORD_BYTES).data
                 record = read_record(data, key, run_name=job.name, node=node)
             if record is not None and is_well_formed(record):
-                # Customer code can restore an older record of its node while it runs. So causes and the start of the
-                # code are read from final records only.
+                # While a node runs, its customer code can put an older record back. So causes and the start of the code
+                # are read from final records only.
                 is_final = record.get("phase") == "ended"
                 records[node] = record if is_final else {**record, "causes": [], "started_at": None}
         return records

@@ -101,6 +101,7 @@ class SpecSummary:
     """The parts of a RunSpec that the backend needs after submission."""
 
     workers: int = 1
+    """Ranks of each node."""
     deadline_seconds: int = 0
     grace_seconds: int = 0
     min_nodes: int = 0
@@ -192,7 +193,9 @@ class JobState:
     end_condition: str
     """`Complete` or `Failed` once no Pod runs any more; empty before."""
     ended_at: float | None
+    """When `end_condition` was set."""
     failed_at: float | None
+    """When the Job failed, by its condition Failed, or FailureTarget while Pods are still ending."""
     failure_reason: str
     """`reason` of the condition Failed or FailureTarget, such as BackoffLimitExceeded."""
     failure_message: str

@@ -197,7 +197,10 @@ class RunFolders:
 
 
 def _file_fingerprint(file: str, folder_fd: int, *, is_cached: bool, has_time: bool) -> tuple[int, int]:
-    """Return a file's size, and its modification time if `has_time`; -1 stands for a file that does not exist."""
+    """Return a file's size, and its modification time if `has_time`; -1 stands for a file that does not exist.
+
+    `is_cached`: the answer may come from the cache of an NFS client.
+    """
     try:
         status = (_stat if is_cached else _stat_uncached)(file, folder_fd)
     except OSError:

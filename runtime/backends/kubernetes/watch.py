@@ -27,15 +27,15 @@ _WATCH_SECONDS = 240
 _BATCH_SECONDS = 0.02
 """How long to collect further changes after the first. The start of a run changes many objects within milliseconds."""
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.2, 5.0
-"""Pause after the end of a watch and after an error. It doubles until the next event, up to a maximum that bounds how
-late changes are reported after the server's return."""
+"""Pause after a watch has ended or failed, before the next request. It doubles each time, until an event arrives. The
+maximum bounds how late the first changes are reported when the server is back."""
 
 ChangeListener = Callable[[str, str, Object], None]
 """Called with the kind (`jobs`, `pods`), the type of change (ADDED, MODIFIED, DELETED or LISTED) and the object. The
 kind `events` comes with LISTED only."""
 LISTED = "LISTED"
-"""A type of change that Kubernetes does not have: the object is the result of a whole list. Objects that it lacks
-are gone; those that are new or have changed follow as MODIFIED."""
+"""A type of change that Kubernetes does not have: the object is the result of a whole list. Objects that the list
+lacks are gone; those that are new or have changed follow as MODIFIED."""
 
 # Which objects of each collection are followed. Events of the type Normal are left out, since they report no problem.
 _QUERIES: dict[str, dict[str, str]] = {

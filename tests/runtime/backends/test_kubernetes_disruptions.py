@@ -91,8 +91,8 @@ def test_the_tracker_ignores_what_follows_a_failure_or_changed_between_two_lists
 # By the events of the Job
 
 
-def event(name):
-    return {"reason": "SuccessfulDelete", "message": f"Deleted pod: {name}"}
+def event(name, *, prefix="", at=""):
+    return {"reason": "SuccessfulDelete", "message": f"{prefix}Deleted pod: {name}", "lastTimestamp": at}
 
 
 LAST_EVENT = {"reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit"}
@@ -108,12 +108,14 @@ def read(*events, now=END + 60, **changes):
 
 
 def test_events_are_complete_only_if_none_can_be_missing():
-    # Only the first is of a Pod of this run, job-1-1: that of node 0.
-    events = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST_EVENT)
+    # Only the first is of a Pod of this run, job-1-1: that of node 0. The last is of the time before Kueue resumed it.
+    before = event("job-1-1-1-x7k2p", at="1970-01-01T00:16:00Z")
+    events = read(event("job-1-1-0-x7k2p"), event("job-1-11-1-x7k2p"), event("odd"), {}, LAST_EVENT, before)
     assert (events.deleted_by_controller, events.is_complete, events.wait_until) == ({0}, True, 0.0)
     assert events.deleted_externally([0, 1]) == {1}
     missing = [
         read(LAST_EVENT, nodes=11),  # the controller may have combined the events of so many Pods
+        read(LAST_EVENT, event("job-1-1-0-x7k2p", prefix="(combined from similar events): ")),  # others are in it
         read(LAST_EVENT, now=END + 3600),  # the API server may have deleted them
         read(LAST_EVENT, failed_at=None),  # nothing shows how old the events are
         read(),  # the controller's last event has not arrived
