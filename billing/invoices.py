@@ -36,8 +36,8 @@ from console.notifications import services as notifications
 logger = logging.getLogger(__name__)
 
 NUMBER_DIGITS = 6
-"""Invoice numbers are zero-padded to this many digits, so that files and tables, which sort them as strings, keep the
-order of up to a million."""
+"""Least number of digits in an invoice number, with leading zeros. File managers and tables sort numbers as strings;
+the first million then sort correctly."""
 
 
 def issue_due() -> list[Invoice]:
@@ -150,7 +150,7 @@ def correct(
     returned_credit = sum(part.credit_minor for part in parts)
     returned_paid = sum(part.paid_minor for part in parts)
     returned = returned_paid + returned_credit
-    # In earlier notes, amounts and taxes are negative and credits positive, so adding them gives what is left.
+    # In earlier notes, amounts and taxes are negative and credits positive, so adding these sums gives what is left.
     earlier = invoice.notes.aggregate(
         subtotal=Sum("subtotal_minor", default=0),
         credits=Sum("credits_minor", default=0),
