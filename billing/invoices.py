@@ -23,6 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger, receivables
+from billing.amounts import money
 from billing.costs import month_of
 from billing.errors import InvoiceRefused
 from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceMail, InvoiceSeries, Receipt
@@ -262,8 +263,8 @@ def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[Returne
         remaining = line.amount_minor + line.corrected
         if not 0 < amount <= remaining:
             raise InvoiceRefused(
-                _("The amount of line %(line)d must be at most %(left)d minor units.")
-                % {"line": line.position, "left": remaining}
+                _("The amount of line %(line)d must be at most %(left)s.")
+                % {"line": line.position, "left": money(remaining, invoice.currency)}
             )
         # On an invoice `credit_minor` is 0 or less; on notes, which `corrected_credit` sums, it is 0 or more.
         paid_remaining = remaining + line.credit_minor + line.corrected_credit
