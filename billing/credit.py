@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from django.core.cache import cache
@@ -139,7 +140,8 @@ def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     except VoucherRefused:
         # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
         cache.add(failures_key, 0, WRONG_CODES_SECONDS)
-        cache.incr(failures_key)
+        with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
+            cache.incr(failures_key)
         raise
 
 
