@@ -1,7 +1,7 @@
 """The baseline of the list of jobs in `bench.pages`: the URLs of the console, and the smallest view of the same rows.
 
-The view has the console's middleware, log-in and check of the role, and reads what a row of the list shows with the
-same search. It writes a line of plain text for each job, without a template.
+The view has the console's middleware, log-in and check of the role. With the console's own search, it reads what a row
+of the list shows. It writes a line of plain text for each job, without a template.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from jobs.demo import SETTINGS, Customer  # its texts are translatable, which ne
 _READY_LINE = "The console goes on"
 """The line that the demo prints once it serves."""
 _CHOICES = SETTINGS | {"datasets": [], "epochs": 1, "max_seconds": 60}
-"""What all quotes have in common."""
+"""The choices of every quote: those of the demo, but without a dataset and for a short run."""
 
 
 class ConsoleRuns:

@@ -2,10 +2,10 @@
 
 make bench NAME=control_plane (QUICK=1 for fewer rounds and a shorter history)
 
-Two worker processes, each with its own database on one durable embedded PostgreSQL. One has 1,000 finished jobs, the
-other 100,000. In both, 10,000 jobs of 50 organizations and four shapes wait for a cluster in memory; all other code is
-the product's. Each round measures both workers, in random order. The ratio of the two shows whether a long history
-slows the console down.
+There are two worker processes, each with its own database on one durable embedded PostgreSQL. One has 1,000 finished
+jobs, the other 100,000. In both, 10,000 jobs of 50 organizations and four shapes (node spec and number of nodes) wait.
+The cluster is simulated in memory; all other code is the product's. Each round measures both workers, in random order.
+The ratio of the two shows whether a long history slows the console down.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ PARTS = {
 def cpu_seconds_by_part(server: psutil.Process, services: list[psutil.Process], script: str = "") -> dict[str, float]:
     """Return the CPU seconds used so far by each part. The clients run in this process.
 
-    `server` is `manage.py up`, `services` are its PostgreSQL and Redis. The run is not a child of them; its process has
-    `script` in its command line. Without a `script` there is no run.
+    `server` is `manage.py up`, `services` are its PostgreSQL and Redis. The run's process is not a child of these, but
+    has `script` in its command line. Without a `script` there is no run.
     """
     # Ended children of this process are not clients, but servers and set-up.
     seconds = Counter({"clients": _cpu_seconds(psutil.Process(), with_ended_children=False)})

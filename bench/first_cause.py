@@ -81,6 +81,7 @@ except ConnectionResetError: pass
 time.sleep(random.Random(SEED + rank).uniform(0, 0.5))  # how late an echo may be
 raise ECHO
 """
+"""The script of a run without a framework. `cases` replaces FAILING_RANK, FAILURE, SEED and ECHO."""
 TORCH_SCRIPT = """
 import os, signal, time
 import torch, torch.distributed as dist
@@ -96,6 +97,7 @@ for step in range(1000):
     if step == 3 and rank == FAILING_RANK:
         FAILURE
 """
+"""The script of a run with PyTorch. Its echoes are real."""
 
 
 class Case(NamedTuple):
@@ -109,7 +111,7 @@ class Case(NamedTuple):
 
 
 def cases(count: int, *, with_torch: bool, seed: int = 11) -> Iterator[Case]:
-    """Yield `count` cases, the same each time; `with_torch`, every fifth is real training."""
+    """Yield `count` cases, the same each time. If `with_torch`, every fifth is real training with PyTorch."""
     chance = random.Random(seed)  # noqa: S311 - a benchmark must be repeatable
     for number in range(count):
         nodes = 2 if number % 2 else 4
@@ -165,6 +167,7 @@ def main() -> None:
         root = Path(folder)
         workspace = root / "workspace"
         workspace.mkdir()
+        # Explicit, so that four nodes fit on a machine with fewer cores too.
         backend = create("local", root=root / "runs", images_root=images_root(), cpus=64, memory_mib=65536)
         for number, case in enumerate(cases(count, with_torch=with_torch), 1):
             (workspace / "train.py").write_text(case.script)

@@ -17,7 +17,7 @@ RESPONSE_SECONDS = 60.0
 
 @dataclass
 class Responses:
-    """The responses to all clients. `seconds` has a value for each response with status 200.
+    """The responses to all clients. `seconds` has the response time of each response with status 200.
 
     `failed` counts clients: each ends at its first failure, without another request.
     """

@@ -2,9 +2,9 @@
 
 make bench NAME=job_files (QUICK=1 for fewer rounds and a smaller file)
 
-The console runs as `manage.py up` serves it. The same server sends the static file, which has the same size. It reads
-the static file into memory as a whole, but a download in chunks. The client reads from a socket, since an HTTP library
-would be the slowest part. The memory is that of all web processes (PSS).
+The console runs as `manage.py up` serves it. The same server sends the static file, which has the same size. The server
+reads the static file into memory as a whole, but a download in chunks. The client reads from a socket, since an HTTP
+library would be the slowest part. The memory measured is the sum over all web processes (PSS).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def measure(settings: Any, url: str) -> dict[str, rounds.Figure]:
             [transfer(name, url, path, cookie, size) for name, path in downloads.items()], ROUNDS, "MiB/s"
         )
         memory_after = cpu_use.web_memory_mib(server)
-        # Static files come last: the server reads them into memory, which would change `memory_after`. The download is
-        # measured again in the same rounds, and these figures replace its first ones.
+        # The static file comes last: the server reads it into memory, which would change `memory_after`. The download
+        # is measured again in the same rounds as the static file; the new figures replace its first ones.
         static = f"{settings.STATIC_URL}{STATIC_NAME}"
         compared = rounds.measure(
             [

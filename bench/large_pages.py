@@ -4,8 +4,8 @@ make bench NAME=large_pages (QUICK=1 for a tenth of the rows)
 
 The measured organization has a tenth of all jobs. For each page in turn, eight users open it every second; pages of the
 administration are opened by an administrator. A figure is the 95th percentile of the time from request to response, on
-this machine. About a millisecond of it is the client's. `cpu_ms` is the CPU time of web server and database for a
-response, which other load on the machine changes little.
+this machine. About a millisecond of that time is the client's own. `cpu_ms` is the CPU time of web server and database
+for a response. Other load on the machine changes `cpu_ms` little.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ USERS = 8
 """How many users open a page at once."""
 WARM_UP_CLIENTS, WARM_UP_SECONDS = 32, 5.0
 """The load of each page before it is measured, by more clients than the server has threads. It starts threads and
-fills caches. It also outlasts the first ten executions of a statement in a connection. psycopg prepares the statement
-after five. PostgreSQL plans five more for their values. Then it may use one plan for all values, which can be
-slower."""
+fills caches. It also outlasts the first ten executions of each statement in a connection. After five, psycopg prepares
+the statement. PostgreSQL plans the next five for their own values. From then on it may use one plan for all values,
+which can be slower."""
 SECONDS = 8.0 if rounds.is_quick() else 15.0
 """How long each page is requested."""
 LISTS = (
@@ -39,6 +39,7 @@ LISTS = (
     "cost_list", "credit_list", "invoice_list", "organization", "audit_log", "notification_list", "status",
     "training_new", "storage_usage",
 )  # fmt: skip
+"""Names of the URLs of a member's lists and forms."""
 SEARCHES = {
     "job_list, by name": "job_list?q=training+12",
     "job_list, by state": "job_list?state=failed",
@@ -46,11 +47,13 @@ SEARCHES = {
     "job_list, by cost": "job_list?sort=cost",
     "receipt_list, by name": "receipt_list?q=training+12",
 }
+"""Searches: the title in the figures, and the name of the URL with the query."""
 ADMIN = (
     "index", "jobs_job_changelist", "jobs_order_changelist", "billing_quote_changelist", "billing_hold_changelist",
     "billing_receipt_changelist", "billing_transaction_changelist", "billing_account_changelist",
     "accounts_organization_changelist", "accounts_user_changelist", "accounts_auditevent_changelist",
 )  # fmt: skip
+"""Names of the URLs of pages of the administration."""
 GOAL_MS = 150
 """Longest 95th percentile that a page should have."""
 

@@ -48,6 +48,7 @@ if hvd.rank() == 0:
 hvd.shutdown()
 """
 TRIVIAL = "print(1)\n"
+"""The script of a trivial run."""
 CLIENTS = 8
 """Clients that order at once where throughput is measured; it is also measured with one client."""
 GOALS = {"cold_vs_torchrun": 0.55, "warm_vs_torchrun": 0.1, "runs_per_minute_vs_ray": 5.0}

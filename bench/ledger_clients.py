@@ -27,6 +27,7 @@ WITH posting AS (
 UPDATE billing_account SET posted_minor = posted_minor + posted.amount_minor
 FROM posted WHERE billing_account.id = posted.account_id
 """
+"""The plain SQL statement: it writes a transaction with two entries, and both balances."""
 AccountPair = tuple[int, int]
 """The accounts that an amount is posted from and to, by primary key."""
 

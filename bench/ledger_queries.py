@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 BROKEN_ACCOUNTS = """
--- A balance is the sum of its entries, and held money the sum of open holds. A wallet covers its holds. Receivables
--- and write-offs are never positive.
+-- The balance of an account is the sum of its entries, and its held amount the sum of its open holds. The balance of a
+-- wallet covers its held amount. Receivable and written-off accounts are debts, so their balances are never positive.
 SELECT a.id FROM billing_account a
 WHERE a.organization_id = %(organization)s AND (
     a.posted_minor <> (SELECT coalesce(sum(amount_minor), 0) FROM billing_entry e WHERE e.account_id = a.id)
@@ -16,20 +16,20 @@ WHERE a.organization_id = %(organization)s AND (
     OR a.kind = 'wallet' AND NOT (a.posted_minor >= a.held_minor AND a.held_minor >= 0)
     OR a.kind IN ('receivable', 'written_off') AND a.posted_minor > 0)
 UNION ALL
--- Neither the charge nor the metered cost exceeds the ceiling.
+-- Neither the charge nor the metered cost of a hold exceeds its amount, the ceiling.
 SELECT h.id FROM billing_hold h JOIN billing_account a ON a.id = h.account_id
 WHERE a.organization_id = %(organization)s
     AND (h.charged_minor > h.amount_minor OR h.metered_minor > h.amount_minor)
 UNION ALL
--- Nobody owes money while the wallet has free money other than credit.
+-- While the organization has a debt (d), its wallet (w) has no available money but free credit.
 SELECT d.id FROM billing_account d JOIN billing_account w ON w.organization_id = d.organization_id AND w.kind = 'wallet'
 WHERE d.organization_id = %(organization)s AND d.kind = 'receivable' AND d.posted_minor < 0
     AND w.posted_minor - w.held_minor > (
         SELECT coalesce(sum(g.amount_minor - g.used_minor - g.expired_minor - g.reserved_minor), 0)
         FROM billing_creditgrant g WHERE g.organization_id = %(organization)s)
 UNION ALL
--- The entries of each transaction add up to zero. This query runs after each step of the
--- simulation, so older transactions have been checked.
+-- The entries of each transaction add up to zero. Only the transactions of the newest 10 entries are checked, because
+-- this query runs after each step of the simulation, which also checks all transactions from time to time.
 SELECT e.transaction_id FROM billing_entry e WHERE e.transaction_id IN (
     SELECT e.transaction_id FROM billing_entry e JOIN billing_account a ON a.id = e.account_id
     WHERE a.organization_id = %(organization)s ORDER BY e.id DESC LIMIT 10)

@@ -19,6 +19,7 @@ class LocalRuns:
         self.workspace = folder / "workspace"
         self.workspace.mkdir(parents=True, exist_ok=True)
         self._runs = 0
+        # Explicit, so that a run fits on a machine with fewer cores too.
         self._backend: Backend = create("local", root=folder / "runs", images_root=images_root, cpus=8, **options)
 
     def run(self, script: str, nodes: int, workers: int, framework: Framework = Framework.PYTORCH) -> Path:

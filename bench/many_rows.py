@@ -14,8 +14,8 @@ EVENTS_PER_JOB = 2
 def copy_row(cursor: Any, model: Any, pk: Any, count: int, **changed: str) -> int:
     """Insert `count` copies of a row, numbered `n` from 1. Return their base: the id of copy `n` is the base plus `n`.
 
-    `changed` has the SQL of columns that differ, in which `n` is the number and `t` the original row. A model whose ids
-    are not numbers needs `id` there; the function then returns 0.
+    `changed` has the SQL of the columns that differ. In it, `n` is the number of the copy and `t` the original row. For
+    a model whose ids are not numbers, `changed` must have `id`; the function then returns 0.
     """
     meta = model._meta  # noqa: SLF001 - Django's documented API of models
     columns = [field.column for field in meta.concrete_fields]
@@ -36,10 +36,10 @@ def copy_row(cursor: Any, model: Any, pk: Any, count: int, **changed: str) -> in
 
 
 def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries: int) -> None:
-    """Copy the customer's organization, and its last job with its money, events and attempt.
+    """Copy the customer's organization and last job, and with the job its money, events and attempt.
 
-    The customer gets `own_jobs` of the jobs; the others are spread over the other organizations. Each transaction has
-    two entries, and its organization is chosen in the same way.
+    The customer gets `own_jobs` of the `jobs` copies; the rest is spread over the other organizations. Transactions,
+    each with two of the `entries`, are spread in the same way.
     """
     from django.db import connection  # noqa: PLC0415 - Django must be set up first
 

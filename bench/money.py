@@ -1,12 +1,12 @@
-"""Webhooks that one web process stores, and transactions that the ledger posts, per second, and minimal baselines.
+"""How many webhooks one web process stores and how many transactions the ledger posts per second, beside baselines.
 
 make bench NAME=money (QUICK=1 for fewer rounds)
 
-The database is a durable PostgreSQL (embedded, with fsync), and there are 8 clients. The console's complete webhook has
-middleware, a check of the signature, a stored event, and a message to a worker. It is compared with a bare Django view
-with the same check and one SQL insert. `ledger.post` is compared with one SQL statement that writes the same rows and
-changes the same balances: on one pair of accounts that all clients share (hot), and on 100 pairs (spread). The rows are
-counted after each measurement.
+The database is a durable PostgreSQL (embedded, with fsync), and there are 8 clients. The console's complete webhook
+passes the middleware, checks the signature, stores the event, and sends a message to a worker. It is compared with a
+bare Django view with the same check and one SQL insert. `ledger.post` is compared with one SQL statement that writes
+the same rows and changes the same balances: on one pair of accounts that all clients share (hot), and on 100 pairs
+(spread). The rows are counted after each measurement.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bench.ledger_clients import AccountPair, LedgerClients
 
 CLIENTS = 8
+"""Connections that send webhooks, and processes that post transactions, at the same time."""
 ORGANIZATIONS = 100
 WEBHOOKS, POSTINGS_PER_CLIENT = (400, 100) if rounds.is_quick() else (2000, 400)
 """How many webhooks, or transactions of each client, one measurement counts."""
@@ -42,6 +43,7 @@ ROUNDS = 3 if rounds.is_quick() else 9
 LARGE_BALANCE_MINOR = 10**12
 """A balance that no measurement can spend."""
 APPLICATIONS = {"webhook_ours": "console.asgi", "webhook_raw": "bench.bare_webhook"}
+"""The module of the ASGI application, by the name of the measurement."""
 GOAL = 0.5
 """Minimum ratio of each measurement to its baseline."""
 

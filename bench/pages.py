@@ -48,7 +48,9 @@ START_SECONDS = 120.0
 PAGES = (
     "overview", "job_list", "job_detail", "dataset_list", "workspace_list", "receipt_list", "wallet", "training_new",
 )  # fmt: skip
+"""Names of the URLs of the measured pages."""
 BARE_VIEW = "bare_job_list"
+"""Name of the URL of the view that the list of jobs is compared with."""
 GOAL = 0.5
 """Per second of CPU time, the list of jobs should answer at least this share of the requests that the bare view can."""
 SCRIPT = "bench_busy.py"

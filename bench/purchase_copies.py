@@ -57,6 +57,7 @@ class PurchaseCopies:
                 "SELECT id, 1, %s, '{}', queued_at FROM jobs_job WHERE id > %s",
                 [kind, last_job],
             )
+        # A constraint requires a charge in a settled hold; its amount does not matter here.
         self._execute(
             "UPDATE billing_hold SET state = 'settled', charged_minor = 1, ended_at = now() WHERE id IN (SELECT "
             "jobs_order.hold_id FROM jobs_order JOIN jobs_job ON order_id = jobs_order.id WHERE jobs_job.id > %s)",

@@ -147,12 +147,13 @@ class QueueWorker:
         from bench.purchase_copies import PurchaseCopies  # noqa: PLC0415 - Django must be set up first
         from jobs import clusters, scheduler, watcher  # noqa: PLC0415 - as above
 
-        # On a slow machine jobs would wait longer than this limit. The scheduler would then keep nodes free for a large
-        # job, and fewer claims would be measured.
+        # On a slow machine jobs would wait longer than the product's limit of ten minutes. The scheduler would then
+        # keep nodes free for a large job, and fewer claims would be measured.
         scheduler.BACKFILL_LIMIT = timedelta(days=1)
         self._queued = queued
         self._running: list[str] = []
         self._cluster = MemoryCluster()
+        # The console then uses this cluster in place of the one in its settings.
         clusters.create = lambda _kind, **_options: self._cluster  # type: ignore[assignment,return-value]
         clusters.cluster.cache_clear()
         self._copies = PurchaseCopies(self._cluster, ORGANIZATIONS, SHAPES)

@@ -15,6 +15,7 @@ from pathlib import Path
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 POLL_SECONDS = 0.05
+"""Time between two reads of a status: short compared with a run."""
 START_SECONDS = 120
 """How long the head node may take to answer."""
 

@@ -28,8 +28,8 @@ class InvariantBroken(Exception):
 class Customer:
     """An organization with a wallet, and its open holds.
 
-    `max_top_up_minor` is small for some customers. They have already spent their money when a bank takes a payment
-    back, and then owe it.
+    `max_top_up_minor` is small for some customers. When a bank takes a payment back, they have already spent the money,
+    and so come to owe it.
     """
 
     organization: Organization

@@ -52,11 +52,11 @@ from tests.provider import (
 )
 
 CUSTOMERS = 12
-"""How many customers a group has at a time."""
+"""How many customers a group has at a time. Another replaces one that leaves."""
 PURCHASES_PER_CUSTOMER = 150
 """A customer is replaced after this number of purchases, so that the check of one account stays cheap."""
 MAX_TOP_UPS_MINOR = (20_000, 4000, 1000)
-"""Values of `Customer.max_top_up_minor`."""
+"""Values of `Customer.max_top_up_minor`, chosen at random."""
 CRASH_PROBABILITY = 0.125
 """Probability that `_maybe_crash` makes the call and tries to crash it."""
 MAX_CRASH_STATEMENT = 30
@@ -71,13 +71,13 @@ class SimulatedCustomers(SimulatedAdministrator):
     def __init__(self, seed: int, *, changes_prices: bool) -> None:
         self.seed = seed
         self.chance = random.Random(seed)  # noqa: S311 - a simulation must be repeatable
-        self.clock_offset = 0.0  # of the provider's clock
+        self.clock_offset = 0.0  # seconds by which the provider's clock is ahead of ours
         self.stripe = Stripe(clock=lambda: time.time() + self.clock_offset)
         gateway._client = lambda: self.stripe.client  # noqa: SLF001 - only the client is replaced, not the gateway
         self.administrator = User.objects.create_superuser(f"clerk-{seed}@example.com")
         self.customers: list[Customer] = []
-        self.undelivered: list[dict[str, Any]] = []  # the provider's events
-        self.purchases = self.steps = self.crashes = 0
+        self.undelivered: list[dict[str, Any]] = []  # the provider's events that may still be delivered
+        self.purchases = self.steps = self.crashes = 0  # purchases that have ended, actions taken, calls that crashed
         # How often each action is chosen, relative to the others: mostly purchases and ends of runs.
         self._weights: dict[Callable[[Customer], bool], int] = {
             self.buy: 40, self.end_run: 45, self.top_up: 18, self.deliver_events: 14, self.run_tasks: 8,
@@ -101,7 +101,7 @@ class SimulatedCustomers(SimulatedAdministrator):
             action = self.chance.choices(list(self._weights), list(self._weights.values()))[0]
             self.action_counts[action.__name__] += action(customer)
             self.steps += 1
-            self.undelivered += self.stripe.fresh()
+            self.undelivered += self.stripe.fresh()  # the events since the last call
             self._check_accounts(customer, action.__name__)
             if customer.purchases >= PURCHASES_PER_CUSTOMER and not customer.holds:
                 self.customers.remove(customer)
@@ -299,7 +299,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         return True
 
     def change_clock(self, _customer: Customer) -> bool:
-        """Change the provider's clock."""
+        """Set the provider's clock right, an hour or a day ahead, or an hour behind."""
         self.clock_offset = self.chance.choice([0.0, 0.0, 3600.0, -3600.0, 86_400.0])
         return True
 
@@ -320,7 +320,7 @@ class SimulatedCustomers(SimulatedAdministrator):
         return Customer(organization, user, account, max_top_up_minor=self.chance.choice(MAX_TOP_UPS_MINOR))
 
     def _recent_object(self, kind: str) -> dict[str, Any] | None:
-        """Return one of the provider's newest objects of a kind."""
+        """Return one of the provider's 40 newest objects of a kind, None if there are none."""
         objects = self.stripe.sandbox.account.store.newest(kind, 40)
         return self.chance.choice(objects) if objects else None
 

@@ -29,6 +29,7 @@ from bench.environment import temporary_installation
 
 PURCHASES = int(os.environ.get("PURCHASES") or (2_000 if rounds.is_quick() else 100_000))
 PURCHASES_PER_GROUP = min(PURCHASES, 500 if rounds.is_quick() else 2_000)
+"""Purchases after which a group ends, and its provider's balance is checked."""
 PROCESSES = max(2, os.cpu_count() or 2)
 """At least two, so that transactions of different processes meet."""
 LEDGER_CHECK_SECONDS = 60.0
@@ -38,7 +39,11 @@ MIN_PURCHASES_FOR_ALL_ACTIONS = 300
 
 
 class GroupResult(NamedTuple):
-    """Results of one group of customers. `held_minor` is the amount that its provider holds at the end."""
+    """Results of one group of customers: purchases that ended, actions taken, and how often a call crashed.
+
+    `held_minor` is the amount that the group's provider holds at the end, `action_counts` how often each action did
+    anything.
+    """
 
     purchases: int
     steps: int
@@ -132,8 +137,8 @@ def simulate(seed: int) -> None:
         raise SystemExit(f"SEED={seed}: {total['purchases']} purchases never came to {', '.join(unused)}")
     seconds = round(time.monotonic() - started_at, 1)
     counts = {**total, "ledger_checks": checks, "seconds": seconds, "seed": seed} | count_rows()
-    # `print_result` prints figures and ratios of repeated measurements. These counts are single values, and the ratios
-    # hold, because the checks above would have ended the simulation.
+    # `print_result` expects figures of repeated measurements, but each count is a single value. The ratios are
+    # constants, because otherwise the checks above would have ended the simulation.
     figures = {name: {"median": count, "min": count, "max": count} for name, count in counts.items()}
     rounds.print_result("simulation", figures, ratios={"provider_vs_clearing": 1.0, "broken_rules": 0.0})
 

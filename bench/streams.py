@@ -42,6 +42,7 @@ OPENING_AT_ONCE = 20
 GOAL_MS = 300
 """Longest median from printing to arrival."""
 SCRIPT = "bench_lines.py"
+"""The run's script, by whose name `cpu_use` finds the run's process."""
 STOP_FILE = "stop"
 """A file in the workspace that ends the run. Runs outlive their console."""
 # The run outlives both parts and the opening of the streams. It writes a line and its end at once: unbuffered, `print`
@@ -53,7 +54,7 @@ while time.monotonic() < ends_at and not os.path.exists("{STOP_FILE}"):
     time.sleep(1 / {LINES_PER_SECOND})  # the pace of the output
 """
 EVENT_STREAM_LIMITS = {"MAX_CONNECTIONS_PER_ADDRESS": "1000", "MAX_STREAMS_PER_ORGANIZATION": "1000"}
-"""The clients are one address and one organization; users of an installation are many."""
+"""Raised limits: here all clients have one address and one organization, unlike the users of an installation."""
 
 
 @dataclass

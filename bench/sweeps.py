@@ -3,10 +3,9 @@
 make bench NAME=sweeps (QUICK=1 for fewer rounds)
 
 The console rebuilds the study from the trials for each suggestion, because any process may make the next suggestion.
-The study has one goal: costs do not count.
-The baseline keeps an Optuna study with the same trials in memory, and only its `ask` is measured. The space has four
-parameters: a learning rate on a logarithmic scale, a width, an optimizer to choose, and a momentum that applies to only
-one of the optimizers.
+The study has one goal, the metric; the costs of trials do not count. The baseline keeps an Optuna study with the same
+trials in memory, and only its `ask` is measured. The space has four parameters: a learning rate on a logarithmic scale,
+a width, an optimizer to choose, and a momentum that applies to only one of the optimizers.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ SPACE = {
     "--optimizer": {"type": "categorical", "choices": ["sgd", "adam"]},
     "--momentum": {"type": "float", "low": 0.0, "high": 0.99, "when": {"parameter": "--optimizer", "in": ["sgd"]}},
 }
+"""The search space, in the form in which customers give it."""
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ if dist.get_rank() == 0:
     pathlib.Path(os.environ["RUN_DIR"], "result").write_text(repr(STEPS / (time.monotonic() - started_at)))
 dist.destroy_process_group()
 """
-# The script computes between the blocks, as a training does. Otherwise the time would be only that of copying bytes.
+# The script computes between the blocks, as a training does. Else only the copying of bytes would be measured.
 # The sum of 40,000 squares takes some milliseconds for each block of 1,000 lines.
 LOGGING = """\
 import os, pathlib, sys, time

@@ -39,6 +39,7 @@ SMALL_FILES, SMALL_FILE_BYTES = 10_000, 4096
 START_SECONDS = 60.0
 """How long a server may take to start."""
 ARCHIVE_ROUNDS = 2 if rounds.is_quick() else 3
+"""Rounds with the archive of small files. ROUNDS are those with a single large file."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ def to_minor(amount: Decimal, currency: str) -> int:
 
     Raises ValueError if it has more decimals than the currency, or is NaN, infinite or too large.
     """
-    # `adjusted` is the exponent of the first digit: one less than the number of digits of the integer part.
+    # `adjusted` is the power of ten of the first digit: one less than the number of digits before the decimal point.
     if not amount.is_finite() or amount.adjusted() + decimals(currency) >= MAX_DIGITS:
         raise ValueError("This is not an amount of money.")
     scaled = amount.scaleb(decimals(currency))

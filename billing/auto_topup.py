@@ -131,9 +131,9 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
             or account.available_minor >= setup.threshold_minor
             or (setup.retry_at is not None and setup.retry_at > now)
             or earlier.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
-            # Of any age, because a constraint allows only one open top-up. If another transaction is closing it, an
-            # insert here would wait for that transaction. It waits for the lock of `setup`, which this one holds, so
-            # both would be in a deadlock.
+            # Of any age, because a constraint allows only one open top-up. While another transaction closes it, an
+            # insert here would wait for that transaction, which itself waits for the lock of `setup` that is held here:
+            # a deadlock.
             or earlier.filter(state__in=payments.OPEN_STATES).exists()
             or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
         ):

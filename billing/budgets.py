@@ -111,7 +111,7 @@ def require_budget(*, account: Account, user: User | None, amount_minor: int) ->
 def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
     """Return the message for the user if an order of this amount would exceed a budget, otherwise an empty string.
 
-    The budgets are those of the organization and of the user. An order that costs nothing is never refused.
+    The budgets of the organization and of the user are checked. An order that costs nothing is never refused.
     """
     if not amount_minor:
         return ""
@@ -131,7 +131,7 @@ def states(organization: Organization) -> list[BudgetState]:
 def states_of(account: Account) -> list[BudgetState]:
     """Return the budgets of a wallet's organization with their committed money, the organization's own first."""
     budgets = Budget.objects.filter(IS_ACTIVE, organization=account.organization_id).order_by()
-    # Most organizations have no budgets of members, and then need no columns of users.
+    # Not joined: most organizations have no budgets of members, and then need no columns of users.
     budgets = budgets.prefetch_related("user")
     return sorted(_load_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
@@ -145,7 +145,7 @@ class Runway:
 
     account: Account
     daily_minor: Decimal
-    """Average daily charges of the last `SPEND_DAYS` days, of a new customer since the first charge, in minor units."""
+    """Average charges per day in minor units: of the last `SPEND_DAYS` days, or since a new customer's first charge."""
 
     @property
     def is_low(self) -> bool:
@@ -229,7 +229,7 @@ def _record_thresholds(state: BudgetState, month: date) -> list[BudgetAlert]:
                 month=month,
                 percent=percent,
                 committed_minor=state.committed_minor,
-                # `emails` sends the alerts whose `mailed_at` is None. A time keeps the lower ones from being emailed.
+                # `emails` sends the alerts whose `mailed_at` is None: here only that of the highest threshold.
                 mailed_at=None if percent == reached[-1] else timezone.now(),
             )
             for percent in reached
@@ -246,7 +246,7 @@ def _load_states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> 
     """Yield the state of each budget. A generator, so that `refusal` stops querying at the first exceeded budget."""
     for budget in budgets:
         holds = account.holds.filter(placed_by=budget.user_id) if budget.user_id else account.holds.all()
-        # A charge counts in the month in which its run ended.
+        # A charge counts in the month in which its run, and with it the hold, ended.
         charged = holds.filter(ended_at__gte=month_of().start).aggregate(total=Sum("charged_minor", default=0))
         held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor", default=0))
         yield BudgetState(budget, charged["total"], held["total"], account.currency)

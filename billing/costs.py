@@ -35,14 +35,14 @@ PAST_DAYS_DELAY = timedelta(hours=1)
 """How long after the end of a day its spend is final. A receipt of that day can become visible after midnight, when its
 transaction commits; no such transaction takes nearly an hour."""
 PAST_DAYS_KEPT_SECONDS = 3600
-"""How long the spend of past days is kept in the cache: a changed email address shows up after at most this time."""
+"""How long the spend of past days is cached. A member's changed email address appears in it after at most this time."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
 
 @dataclass(frozen=True)
 class Month:
-    """A calendar month in the installation's time zone: from its first moment to that of the next month."""
+    """A calendar month in the installation's time zone. `end` is the first moment of the next month."""
 
     start: datetime
     end: datetime
@@ -132,7 +132,7 @@ def parse_month(name: str) -> Month:
         start = datetime.strptime(name, "%Y-%m").replace(tzinfo=timezone.get_default_timezone())
     except ValueError:
         return month_of()
-    # The arithmetic of `month_of` would overflow near the first and last year of `datetime`, 1 and 9999.
+    # Near the years 1 and 9999, the limits of `datetime`, the arithmetic of `month_of` would overflow.
     return month_of(start) if 2000 <= start.year <= 9000 else month_of()
 
 
@@ -151,10 +151,11 @@ def spent_minor(organization: Organization, month: Month) -> int:
 def spending(organization: Organization, month: Month) -> list[Spend]:
     """Return a month's spend. `shares_by` and `by_day` group it further, so one query serves all reports.
 
-    Receipts never change, so the spend of past days is read once an hour: a month can have 100,000 receipts.
+    A month can have 100,000 receipts, but receipts never change. So the spend of past days is cached for an hour.
     """
-    today = installation_time(timezone.now() - PAST_DAYS_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
-    past_until = min(max(today, month.start), month.end)
+    # The midnight at which the first day began whose spend is not final yet.
+    final_until = installation_time(timezone.now() - PAST_DAYS_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
+    past_until = min(max(final_until, month.start), month.end)
     past: list[dict[str, Any]] | None = cache.get_or_set(
         f"billing.costs:{organization.pk}:{month.start.isoformat()}:{past_until.isoformat()}",
         lambda: _rows_of_spending(organization, month.start, past_until),
@@ -172,7 +173,8 @@ def _rows_of_spending(organization: Organization, start: datetime, end: datetime
             day=TruncDate("created_at", tzinfo=timezone.get_default_timezone()),
         )
         .values(*DIMENSIONS, "day")
-        # `hold` is a column of the index "receipts_and_amounts", so PostgreSQL reads only that index, not the table.
+        # Charges for storage are no runs. `hold` is a column of the index "receipts_and_amounts", so PostgreSQL reads
+        # only that index, not the table of receipts.
         .annotate(
             amount_minor=Sum("total_minor"),
             runs=Count("hold", filter=~Q(hold__reference__startswith=Hold.STORAGE_PREFIX)),

@@ -1,7 +1,8 @@
 """Credit: money in a wallet that was granted, not paid in. It is spent before paid-in money, soonest expiry first.
 
 A lot (CreditGrant) is one granted amount with one expiry. Its `amount_minor` splits into used, expired, reserved and
-free credit. They change only while the wallet's row is locked, in one transaction with the balance, so both agree.
+free credit. These parts change only while the wallet's row is locked, in one transaction with the wallet's balance, so
+that parts and balance agree.
 
 An open hold reserves credit, and can spend it even after it expires. When the hold is settled, it also spends credit
 that was granted meanwhile, in the same order.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from django.core.cache import cache
@@ -33,15 +35,16 @@ CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
 MAX_WRONG_CODES = 10
-"""Refused codes of an organization within WRONG_CODES_SECONDS after which `redeem` refuses every code. Ten are enough
-for typing errors, and far too few to guess a code of `new_code`, one of 2^80."""
+"""After this number of refused codes, `redeem` refuses every code of the organization. Ten are enough for typing
+errors, and far too few to guess a code of `new_code`, one of 2^80."""
 WRONG_CODES_SECONDS = 3600
-"""Seconds after the first wrong code until the count of wrong codes begins again: an hour, as `redeem` says."""
+"""Seconds after the first wrong code until the count begins again: an hour, as the message of `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
 # Lots with credit that is neither used nor expired.
 _UNSPENT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
 # Lots with unspent credit that no hold reserves.
 _UNRESERVED = Q(amount_minor__gt=F("used_minor") + F("expired_minor") + F("reserved_minor"))
+# Soonest expiry first, then the oldest grant.
 _SPENDING_ORDER = (F("expires_at").asc(nulls_last=True), "created_at", "pk")
 
 
@@ -54,7 +57,8 @@ def grant(
 ) -> CreditGrant:
     """Store an unsaved grant and post its amount to the wallet. Idempotent on the grant's id.
 
-    `user` is the administrator who grants it, None if the system does. `action` names it in the audit log.
+    `user` is the administrator who grants the credit, None if the system does, as for a voucher. `action` is the name
+    of the grant in the audit log.
     """
     # Locked first, so a concurrent call with the same grant waits and then finds it.
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
@@ -136,7 +140,8 @@ def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     except VoucherRefused:
         # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
         cache.add(failures_key, 0, WRONG_CODES_SECONDS)
-        cache.incr(failures_key)
+        with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
+            cache.incr(failures_key)
         raise
 
 
@@ -149,7 +154,7 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
         raise _refused(_("This voucher code does not exist. Check it for typing errors."))
     if voucher.expires_at and voucher.expires_at <= now:
         raise _refused(_("This voucher could be redeemed until %(date)s.") % {"date": f"{voucher.expires_at:%Y-%m-%d}"})
-    # Otherwise a person could redeem a code by service accounts of several organizations, each a user of its own.
+    # Each service account is a user of its own, so by several of them a person could pass the limit per person below.
     if ServiceAccount.objects.filter(membership__user=user).exists():
         raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))
     if voucher.currency != account.currency:
@@ -160,7 +165,7 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
     own_uses = voucher.grants.filter(organization=account.organization).count()
     if own_uses >= voucher.max_uses_each:
         raise _refused(_("Your organization has used this voucher the maximum number of times."))
-    # Anybody can create organizations, so the limit also applies to a person, as that of trials does.
+    # Anybody can create organizations. So the limit applies to a person too, as trial credit is granted once to each.
     if voucher.grants.filter(received_by=user).count() >= voucher.max_uses_each:
         raise _refused(_("You have used this voucher the maximum number of times."))
     if voucher.uses >= voucher.max_uses:
@@ -211,9 +216,10 @@ def reserve_more(*, hold: Hold, amount_minor: int) -> None:
 
 
 def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
-    """Move up to `limit_minor` of reserved credit, soonest expiry first, to a hold that was taken out of `source`.
+    """Move up to `limit_minor` of reserved credit, soonest expiry first, from a sweep's hold to a trial's hold.
 
-    The caller has locked the source and the wallet. The amount that each lot has reserved does not change.
+    The trial's amount was taken out of the sweep's hold `source`. The caller has locked `source` and the wallet. The
+    total that is reserved of each lot does not change.
     """
     # `_SPENDING_ORDER` of the lots, as fields of their uses.
     order = (F("grant__expires_at").asc(nulls_last=True), "grant__created_at", "grant__pk")
@@ -234,16 +240,19 @@ def _add_reserved(hold: Hold, grant_id: uuid.UUID, amount_minor: int) -> None:
 def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     """Pay a charge of `amount_minor` from credit as far as possible, and release the hold's reservations.
 
-    Returns the credit used, in minor units. If the hold is a trial's part of the hold `parent`, unused credit stays
-    reserved for `parent`. The caller has locked the hold, the parent and, through `ledger.unhold`, the wallet.
+    Returns the credit used, in minor units. If the hold is that of a sweep's trial, taken out of the sweep's hold
+    `parent`, unused credit stays reserved for `parent`. The caller has locked the hold, `parent` and, through
+    `ledger.unhold`, the wallet.
     """
-    unused_minor = hold.amount_minor - amount_minor  # returns to the parent; at most this much credit returns with it
+    # Of a trial, this amount returns to `parent`, so at most as much reserved credit can.
+    unused_minor = hold.amount_minor - amount_minor
     reserved_by_lot = dict(CreditUse.objects.filter(hold=hold).values_list("grant_id", "reserved_minor"))
     unpaid, used = amount_minor, 0
     now = timezone.now()
     for lot in _spendable_lots(hold, now):
         reserved = reserved_by_lot.get(lot.pk, 0)
         is_expired = lot.expires_at is not None and lot.expires_at <= now
+        # Of an expired lot, the hold can spend only the part that it reserved.
         amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
         if not amount and lot.pk not in reserved_by_lot:  # nothing to pay from this lot, and nothing to release
             continue
@@ -280,8 +289,9 @@ def remove_expired(*, account: Account) -> int:
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
         for lot in expired_lots.all():  # `all` reads the lots again, under the lock
-            # Never more than is available; a later call removes the rest. `locked` keeps the balance from before the
-            # loop, so the amounts that the loop has removed are subtracted.
+            # Less can be available: a lot that expires while a hold is being placed is not reserved, but its money may
+            # be held. A later call removes the rest. `locked` keeps the balance from before the loop, so the amounts
+            # that the loop has removed are subtracted.
             amount = min(lot.free_minor, locked.available_minor - removed)
             if amount <= 0:
                 continue
@@ -306,9 +316,9 @@ def forfeit(*, account: Account) -> None:
 
 
 def remove_all_expired(*, limit: int = 1000) -> int:
-    """Remove expired credit from at most `limit` wallets, which bounds the time of a call.
+    """Remove expired credit from at most `limit` wallets, so that a call is short. Returns how many wallets changed.
 
-    Returns the number of wallets that changed. The next call continues with the others.
+    The next call continues with the other wallets, because a changed wallet is no longer found.
     """
     owners = CreditGrant.objects.filter(_UNRESERVED, expires_at__lte=timezone.now()).values("organization")
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET, organization__in=owners)[:limit]

@@ -60,7 +60,7 @@ def with_customer(*, organization: Organization, email: str, call: Callable[[str
     try:
         return call(customer_id)
     except PaymentRefused as error:
-        # A refusal need not name the customer as its reason, so ask the provider before passing the refusal on.
+        # The reason of a refusal may not name the deleted customer, so ask the provider before passing the refusal on.
         if not isinstance(error, CustomerGone) and not gateway.is_customer_deleted(customer_id):
             raise
     forget(customer_id)
@@ -70,7 +70,7 @@ def with_customer(*, organization: Organization, email: str, call: Callable[[str
 def forget(customer_id: str) -> bool:
     """Clear the id of a customer that was deleted at the provider, and switch off automatic top-ups with its cards.
 
-    Returns False if no organization has this id any more. `payment_emails` tells the members who may pay.
+    Returns False if no organization has this id any more. `payment_emails` then sends an email to all who may pay.
     """
     with transaction.atomic():
         row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=customer_id).first()
@@ -82,7 +82,7 @@ def forget(customer_id: str) -> bool:
         for setup in setups.filter(account__organization=row.organization_id, is_on=True):
             setup.is_on, setup.last_failure, setup.mailed_at = False, CUSTOMER_GONE, None
             setup.save(update_fields=["is_on", "last_failure", "mailed_at", "updated_at"])
-            forget_sent(setup)
+            forget_sent(setup)  # the email about this deletion goes to all, also to recipients of an earlier one
     return True
 
 

@@ -113,7 +113,7 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
     if not 0 <= _withdrawn(row) <= top_up.amount_minor:
         raise Quarantined(f"The dispute withdrew {row.withdrawn_minor} of a top-up of {top_up.amount_minor}.")
     if has_withdrawn and booked:
-        row.mailed_at = None  # a second withdrawal needs another email
+        row.mailed_at = None  # a second withdrawal needs another email, to the same recipients too
         forget_sent(row)
     return has_withdrawn
 
@@ -121,8 +121,8 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
 def _withdrawal_minor(row: Dispute, transaction: Mapping[str, Any], *, currency: str) -> int:
     """Return the amount that a balance transaction withdraws from the wallet; negative if it returns money.
 
-    If the operator's Stripe account has another currency than the top-up, its amounts cannot be used. A withdrawal then
-    takes the rest of the disputed amount, and a return gives back everything that was withdrawn.
+    The transaction's amount cannot be used if the operator's Stripe account has another currency than the top-up. Then
+    a withdrawal takes the rest of the disputed amount, and a return gives back everything that was withdrawn.
     """
     if str(transaction.get("currency")).upper() == currency:
         return -int(transaction["amount"])

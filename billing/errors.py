@@ -65,7 +65,7 @@ class PaymentUnavailable(BillingError):
     """The payment provider did not answer; nothing was charged.
 
     This holds for requests of customers, none of which charges a card directly. `gateway.charge_card` and
-    `gateway.refund` raise this error too, but may have moved money; their callers find that out and retry.
+    `gateway.refund` raise this error too, and may have moved money. Their callers retry with the same reference.
     """
 
     code = "payments_unavailable"

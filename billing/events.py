@@ -33,8 +33,8 @@ RETRY_SECONDS = (15, 60, 300, 1800, 3600)
 """Delays between retries of a parked event; the last one repeats. Most events wait only for another event, which takes
 seconds; an outage of the provider can take hours."""
 MAX_PARKED_AGE = timedelta(days=3)
-"""Age up to which a parked event is retried: as long as Stripe retries the event that it may wait for. An older event
-is quarantined, so that an administrator sees it."""
+"""Age up to which a parked event is retried. It may wait for another event, whose delivery Stripe retries for as long.
+An older event is quarantined, so that an administrator sees it."""
 OPEN_STATES = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 """States of events that are still to be applied."""
 
@@ -45,7 +45,8 @@ VALUES (%s, %s, %s, %s, '', %s, 0) ON CONFLICT (event_id) DO NOTHING
 """One statement, in SQL because every webhook waits for it: `bulk_create(ignore_conflicts=True)` adds BEGIN and COMMIT,
 and takes three times the CPU time."""
 MAYBE_UNSTORABLE = re.compile(r"\\u(0000|d[89a-f])")
-"""Matches JSON, in ASCII, with a character that PostgreSQL cannot store, or with a valid pair of surrogates."""
+"""Finds an escaped NUL or surrogate in ASCII JSON. PostgreSQL stores neither NUL nor half a pair of surrogates. A whole
+pair, which PostgreSQL stores, matches too."""
 
 
 # --- Store ------------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ RECEIPT_COLUMNS = (
     "currency",
 )
 FORMULA_PREFIXES = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
-"""First characters that make a spreadsheet evaluate a cell, or that it skips before such a character. East Asian
-versions accept the full-width ones too."""
+"""First characters by which a spreadsheet takes a cell for a formula, and white space that it skips before them. East
+Asian versions accept the full-width ones too."""
 
 
 def costs_csv(receipts: Iterable[Receipt]) -> Iterator[str]:
@@ -118,7 +118,7 @@ def csv_row(cells: Iterable[str]) -> str:
 def loaded_lines(invoice: Invoice) -> list[InvoiceLine]:
     """Return the invoice's lines with their receipts and corrected lines loaded.
 
-    Templates show the job of each receipt: `order` is the relation from `jobs.Order` to its hold.
+    Templates show the job of each receipt: `order` leads from a hold to the `jobs.Order` that placed it.
     """
     return list(
         invoice.lines.select_related("receipt__hold__quote", "receipt__hold__order__job__image", "corrects__receipt")

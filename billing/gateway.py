@@ -307,12 +307,12 @@ def webhook_secrets() -> list[str]:
 
 
 def sandbox_secret() -> str:
-    """Return the secret that the sandbox signs with, derived from SECRET_KEY."""
+    """Return the secret with which the sandbox signs webhooks, derived from SECRET_KEY."""
     return "whsec_" + _derived_secret(settings.SECRET_KEY, "payments sandbox")
 
 
 def sandbox_key() -> str:
-    """Return the sandbox's API key.
+    """Return the key that the sandbox's API requires, derived from SECRET_KEY.
 
     It is secret, because customers' code can reach the sandbox on loopback and could otherwise read events of other
     organizations.
@@ -379,8 +379,8 @@ def _call(call: Callable[[], T]) -> T:
         raise PaymentDeclined(reason=code) from error
     except stripe.InvalidRequestError as error:
         reason = str(error.user_message or error)
-        # If the customer is a parameter of the request, the error names that parameter. If it is in the request's URL,
-        # only the message says so.
+        # If the missing customer is a parameter of the request, the error names that parameter. If the customer's id is
+        # in the request's URL, only the message names the customer.
         is_customer_gone = error.code == "resource_missing" and (
             error.param == "customer" or reason.startswith("No such customer")
         )

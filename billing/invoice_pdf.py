@@ -50,7 +50,7 @@ def pdf(*, invoice: Invoice, language: str) -> bytes:
 
 def context(invoice: Invoice) -> dict[str, Any]:
     """Return the template context of an invoice's page and PDF."""
-    lines = loaded_lines(invoice)  # one for each run
+    lines = loaded_lines(invoice)  # one for each run, with the receipt and the job that the templates show
     return {"invoice": invoice, "lines": lines, "detailed": len(lines) <= MAX_DETAILED_RUNS}
 
 

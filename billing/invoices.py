@@ -23,6 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from billing import credit, ledger, receivables
+from billing.amounts import money
 from billing.costs import month_of
 from billing.errors import InvoiceRefused
 from billing.models import Account, BillingDetails, Invoice, InvoiceLine, InvoiceMail, InvoiceSeries, Receipt
@@ -36,8 +37,8 @@ from console.notifications import services as notifications
 logger = logging.getLogger(__name__)
 
 NUMBER_DIGITS = 6
-"""Invoice numbers are zero-padded to this many digits, so that files and tables, which sort them as strings, keep the
-order of up to a million."""
+"""Least number of digits in an invoice number, with leading zeros. File managers and tables sort numbers as strings;
+the first million then sort correctly."""
 
 
 def issue_due() -> list[Invoice]:
@@ -150,7 +151,7 @@ def correct(
     returned_credit = sum(part.credit_minor for part in parts)
     returned_paid = sum(part.paid_minor for part in parts)
     returned = returned_paid + returned_credit
-    # In earlier notes, amounts and taxes are negative and credits positive, so adding them gives what is left.
+    # In earlier notes, amounts and taxes are negative and credits positive, so adding these sums gives what is left.
     earlier = invoice.notes.aggregate(
         subtotal=Sum("subtotal_minor", default=0),
         credits=Sum("credits_minor", default=0),
@@ -262,8 +263,8 @@ def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[Returne
         remaining = line.amount_minor + line.corrected
         if not 0 < amount <= remaining:
             raise InvoiceRefused(
-                _("The amount of line %(line)d must be at most %(left)d minor units.")
-                % {"line": line.position, "left": remaining}
+                _("The amount of line %(line)d must be at most %(left)s.")
+                % {"line": line.position, "left": money(remaining, invoice.currency)}
             )
         # On an invoice `credit_minor` is 0 or less; on notes, which `corrected_credit` sums, it is 0 or more.
         paid_remaining = remaining + line.credit_minor + line.corrected_credit

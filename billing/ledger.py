@@ -3,11 +3,11 @@
 Each transaction has a unique reference, so posting it twice changes nothing. Constraints and triggers in the database
 enforce the rules: entries sum to zero, entries are append-only, `posted >= held >= 0`.
 
-Every transaction locks rows in the same order, which prevents deadlocks. The row of the organization comes first, then
-that of a hold, top-up or invoice series, then the wallet, then its settings of automatic top-ups. A posting locks the
-accounts of organizations by id, then the platform's accounts by id. Every posting touches a platform account, so these
-come last and are locked for the shortest time. Organizations and accounts are locked FOR NO KEY UPDATE, because others
-insert rows that reference them while they hold later locks.
+Every transaction locks rows in the same order, which prevents deadlocks: first the organization's row, then the row of
+a hold, top-up or invoice series, then the wallet, then its settings of automatic top-ups. `post` locks the accounts of
+organizations by id, then the platform's accounts by id. Many transactions share a platform account, so these come last
+and are locked for the shortest time. Organizations and accounts are locked FOR NO KEY UPDATE, which allows inserts of
+rows that reference them: other transactions make such inserts while they hold later locks.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def line_title(line: Mapping[str, Any]) -> str:
 def basis_sentence(basis: Mapping[str, Any]) -> str:
     """Return a sentence about the basis of an estimate. `basis` has the fields of `billing.pricing.Estimate`."""
     source, runs = basis.get("source"), int(basis.get("runs") or 0)
-    if source == "history" and basis.get("measured_nodes"):
+    if source == "history" and basis.get("measured_nodes"):  # only runs on other numbers of nodes were measured
         return _scaled_sentence(basis, runs)
     if source == "history":
         return ngettext(
@@ -97,7 +97,8 @@ def basis_sentence(basis: Mapping[str, Any]) -> str:
 def p90_label(basis: Mapping[str, Any]) -> str:
     """Return the label of an estimate's p90: "90% of runs cost less than" only if enough such runs were measured.
 
-    Runs on other numbers of nodes do not count. `basis` has the fields of `billing.pricing.Estimate`.
+    Runs on other numbers of nodes, which `measured_nodes` lists, do not count. `basis` has the fields of
+    `billing.pricing.Estimate`.
     """
     is_measured = basis.get("source") == "history" and not basis.get("measured_nodes")
     if is_measured and int(basis.get("runs") or 0) >= MIN_RUNS_FOR_P90:

@@ -202,7 +202,8 @@ def close_pages(*, account: Account) -> None:
             session = gateway.fetch_object("checkout.session", session_id)
         except PaymentRefused:  # the provider does not have it, for example after a change of keys
             session = {"client_reference_id": str(pk), "status": "expired"}
-        # A session that does not match stays open here; its event is quarantined for an administrator.
+        # If the session does not match its top-up, the top-up stays open. The session's event is then quarantined, so
+        # that an administrator sees it.
         with suppress(Quarantined), transaction.atomic():
             apply_session(session, livemode=session.get("livemode"))
 
@@ -213,8 +214,8 @@ def _open_page(top_up: TopUp, *, user: User, return_path: str, save_card: bool =
     The page may be paid before this returns.
     """
     organization = top_up.account.owner
-    # Called here so that an unavailable provider raises before the row is written. `with_customer` below then uses this
-    # customer. It creates another only if this customer was deleted at the provider.
+    # Called here so that an unavailable provider raises before the row is written. `with_customer` below uses the same
+    # customer, or creates another if that one was deleted at the provider.
     customers.ensure_customer(organization=organization, email=user.email)
     top_up.currency = top_up.account.currency
     top_up.save(force_insert=True)

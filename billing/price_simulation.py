@@ -123,7 +123,7 @@ def simulate_month(*, book: PriceBook, month: Month) -> Simulation:
 
 
 def diff(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
-    """Return the prices that differ between two books."""
+    """Return the prices that differ between two books, or that only one of them has, sorted by name."""
     before, after = _by_name(old.prices.select_related("node_spec")), _by_name(new.prices.select_related("node_spec"))
     names = sorted(set(before) | set(after))
     changes = [PriceChange(name, before.get(name), after.get(name)) for name in names]

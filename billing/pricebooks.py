@@ -70,24 +70,24 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
     prices = list(book.prices.select_related("node_spec"))
     priced = {_key(price) for price in prices}  # the keys of all prices in the draft
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
-    # Each node spec needs a node-hour price for all products. The rows of `missing` are never saved: `price_name` makes
-    # the names in the sentences from them.
+    # Each offered node spec needs a node-hour price for all products. The rows of `missing` are never saved; they serve
+    # `price_name`, which names them in the sentences.
     missing = [
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
         if PriceKey(PriceKind.NODE_HOUR, "", spec.pk) not in priced
     ]
-    # A price from several nodes needs a base price for fewer nodes.
+    # A price from several nodes needs a price from one node, for runs on fewer nodes.
     missing += [
         Price(kind=price.kind, product=price.product, node_spec=price.node_spec)
         for price in prices
         if price.nodes_from > 1 and not _is_priced(_key(price)._replace(nodes_from=1), priced)
     ]
-    # A product that is sold at a fixed price needs a fixed price on every node spec.
-    sold_fixed = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
+    # A product with a fixed price on some node spec needs one on every offered node spec.
+    fixed_products = {price.product for price in prices if price.kind == PriceKind.FIXED_EPOCH}
     missing += [
         Price(kind=PriceKind.FIXED_EPOCH, product=product, node_spec=spec)
-        for product in sorted(sold_fixed)
+        for product in sorted(fixed_products)
         for spec in specs.values()
         if not _is_priced(PriceKey(PriceKind.FIXED_EPOCH, product, spec.pk), priced)
     ]
@@ -97,9 +97,10 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
 
 
 def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int], starts_at: datetime) -> list[Price]:
-    """Return the fixed prices that the draft lacks and the book in effect at `starts_at`, which it replaces, has.
+    """Return the fixed prices of the book that the draft replaces, if the draft has no price in their place.
 
-    Without them, the products of these prices could no longer be sold.
+    Without one, their products could no longer be sold. The replaced book is the one in effect at `starts_at`. `priced`
+    has the keys of the draft's prices, `spec_ids` the ids of the offered node specs.
     """
     try:
         replaced = current_book(currency=book.currency, at=starts_at)

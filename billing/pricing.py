@@ -1,8 +1,11 @@
-"""Price a run before (`quote`) and after it (`rate`). Pure functions: no clock, no database, no third-party imports.
+"""Price a run before it starts (`quote`), and the usage of a run (`rate`).
 
-Each line is rounded once, half up, to the minor unit (`round_minor`). The total up to the end of each time range is
-rounded, and a range's line is the increase since the range before. So a run costs the same however it is divided into
-ranges. `rate` never exceeds the quote's ceiling. `docs/pricing.md` has worked examples, which a test recomputes.
+Pure functions: no clock, no database, no third-party imports.
+
+Each line is rounded once, half up, to the minor unit (`round_minor`). The time of a run consists of ranges, each with a
+constant number of nodes (`usage.Range`). The total up to the end of each range is rounded, and the line of a range is
+the increase since the range before. So a run costs the same however its time is divided into ranges. `rate` never
+exceeds the quote's ceiling. `docs/pricing.md` has worked examples, which a test recomputes.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ class PriceKind(enum.StrEnum):
 
 
 class PricingError(Exception):
-    """No quote is possible. `code` says why, `field` is the value to change, `limit` its nearest allowed value."""
+    """No quote is possible.
+
+    `code` says why, and `field` names the value to change. `limit` is the nearest allowed value, 0 if there is none.
+    """
 
     def __init__(self, code: str, *, field: str, limit: int = 0) -> None:
         super().__init__(code)
@@ -55,13 +61,14 @@ class PricingError(Exception):
 
 @dataclass(frozen=True)
 class PriceRow:
-    """One price of a price book, in minor units. An empty `product` or `node_spec` means all of them."""
+    """One price of a price book, in minor units. An empty `product` or `node_spec` stands for all."""
 
     kind: PriceKind
     amount: Decimal
     product: str = ""
     node_spec: str = ""
     nodes_from: int = 1
+    """The price is for runs on this number of nodes or more, up to the next price with a larger number."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,10 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated duration of a run in seconds, and its basis."""
+    """The estimated duration of a run, and its basis.
+
+    Of such runs, 50% should end within `p50_seconds`, and 90% within `p90_seconds`.
+    """
 
     p50_seconds: float
     p90_seconds: float
@@ -89,7 +99,7 @@ class Estimate:
     runs: int = 0
     """Number of earlier runs, or of free estimates, that the estimate is based on."""
     measured_nodes: tuple[int, ...] = ()
-    """Node counts of those runs if none had the requested count, so that their times were scaled."""
+    """Node counts of the earlier runs if their times were scaled, because none had the requested count; else empty."""
     efficiency: float | None = None
     """Measured scaling efficiency, 0 to 1. None if nothing was scaled or only one node count was measured."""
 
@@ -126,7 +136,7 @@ class Terms:
 
 
 OPTIONAL_LINE_FIELDS = frozenset({"began_at", "ended_at", "nodes", "evidence"})
-"""Fields of a line that its JSON omits when they are empty."""
+"""Fields of a line that its JSON omits when they are empty, as in every line of a quote."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ class Line:
 
     rule: str
     quantity: str
-    """A decimal string, as `unit_minor`, so that it stays exact in JSON."""
+    """A decimal string, like `unit_minor`, so that the number stays exact in JSON."""
     unit: str
     """`node_hours`, `epochs`, `seconds`, `run` or `gigabytes`."""
     unit_minor: str
@@ -195,10 +205,10 @@ def quote(
     """Price a purchase.
 
     The deadline is the customer's `max_seconds`, otherwise the p90 estimate times `headroom`, at least
-    `min_deadline_seconds` and at most `max_deadline_seconds`. A fixed price includes `included_seconds` of running
-    time, and the default deadline is not shorter; time beyond that costs the node-hour price. A customer's
-    `ceiling_minor` shortens the deadline to the time that it pays for. Raises PricingError with code `not_priced`,
-    `max_seconds_too_large` or `ceiling_too_small`.
+    `min_deadline_seconds` and at most `max_deadline_seconds`. A fixed price includes `included_seconds` of running time
+    (None: all until the deadline), and the default deadline is at least as long; more time costs the node-hour price. A
+    customer's `ceiling_minor` shortens the deadline to the time that it pays for. Raises PricingError with code
+    `not_priced`, `max_seconds_too_large` or `ceiling_too_small`.
     """
     is_fixed = purchase.mode is Mode.FIXED
     minimum = find_price(prices, PriceKind.MINIMUM, purchase)
@@ -235,6 +245,7 @@ def quote_extension(terms: Terms, *, deadline_seconds: int) -> Offer:
 
     The deadline is also the estimate: only notebooks are extended, and a notebook's estimate is its time limit.
     """
+    # `source` only describes an estimate; no price depends on it.
     estimate = Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source="")
     return _metered_offer(terms, estimate, deadline_seconds, None)
 
@@ -314,7 +325,7 @@ def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: 
 
 
 def _offer(terms: Terms, estimate: Estimate, seconds: int, lines: list[Line]) -> Offer:
-    """Build the offer from its lines and a line that raises their sum to the minimum charge. The sum is the ceiling."""
+    """Build the offer. If needed, a line raises the sum of `lines` to the minimum charge. The sum is the ceiling."""
     lines = _with_minimum(terms.minimum_minor, lines)
     ceiling = sum(line.amount_minor for line in lines)
     p50, p90 = (
@@ -341,13 +352,13 @@ def _capped_charge(lines: list[Line], terms: Terms) -> Charge:
 
 
 def _with_minimum(amount_minor: int, lines: list[Line]) -> list[Line]:
-    """Add a line that raises the sum to `amount_minor`, if it is lower."""
+    """If the lines sum to less than `amount_minor`, add a line with the difference."""
     missing = amount_minor - sum(line.amount_minor for line in lines)
     return [*lines, _line("minimum", Decimal(1), "run", Decimal(missing))] if missing > 0 else lines
 
 
 def _with_cap(amount_minor: int, lines: list[Line], *, rule: str = "above_fixed_price") -> list[Line]:
-    """Add a negative line that cuts the sum at `amount_minor`, if it is higher."""
+    """If the lines sum to more than `amount_minor`, add a negative line with the difference."""
     above = sum(line.amount_minor for line in lines) - amount_minor
     return [*lines, _line(rule, Decimal(1), "run", Decimal(-above))] if above > 0 else lines
 
@@ -408,6 +419,7 @@ def _time_line(terms: Terms, seconds: Decimal) -> Line:
     hours = seconds * terms.nodes / SECONDS_PER_HOUR
     return Line(
         rule="time_used",
+        # Rounded for display only: the amount is computed from the seconds.
         quantity=_plain(hours.quantize(Decimal("0.000001"), rounding=ROUND_HALF_UP)),
         unit="node_hours",
         unit_minor=_plain(terms.hourly),
@@ -429,7 +441,7 @@ def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> D
     """Return the price of `kind` for a purchase, or None.
 
     The product's own price wins over the price of all products, and a price from more nodes over a price from fewer.
-    For node specs there is no such rule, because either all prices of a kind name a node spec or none does.
+    Node specs need no such rule: of each kind, either all prices name a node spec or none does (`models.Price`).
     """
     matching = [
         row

@@ -93,9 +93,9 @@ def make_quote(
 ) -> Quote:
     """Price a purchase for an organization and store the quote.
 
-    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought. See `pricing.quote` for
-    the other numbers. With a `book`, its prices apply instead of the current ones. Raises NoWallet, NotPriced, and
-    QuoteRefused, whose `fields` name the value to change.
+    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought; it is stored as
+    `Quote.purchase`. See `pricing.quote` for the numbers. With a `book`, its prices apply instead of the current ones.
+    Raises NoWallet, NotPriced, and QuoteRefused, whose `fields` name the value to change.
     """
     prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
     offer = price(
@@ -126,8 +126,9 @@ def make_sweep_quote(
     """Store the quote of a sweep of at most `trials` runs.
 
     `offers` price the corners of the search space: a trial at each combination of extreme values. Terms and deadline
-    are those of the most expensive corner, and the ceiling is `trials` times its ceiling. A lower `ceiling_minor` of
-    the customer replaces that ceiling; then fewer trials start. Raises QuoteRefused if it is too small for one trial.
+    are those of the most expensive corner, and the sweep's ceiling is `trials` times that corner's ceiling. A lower
+    `ceiling_minor` of the customer replaces the sweep's ceiling; then fewer trials start. Raises QuoteRefused if
+    `ceiling_minor` is too small for one trial.
     """
     most_expensive, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
     all_trials = pricing.trials_line(trials, most_expensive.ceiling_minor)
@@ -138,6 +139,7 @@ def make_sweep_quote(
     lines = [all_trials]
     if ceiling < all_trials.amount_minor:
         lines.append(pricing.above_ceiling_line(all_trials.amount_minor - ceiling))
+    # A usual trial lies between the corners, hence their mean; the high estimate assumes the most expensive corner.
     mean_p50_minor = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
     sweep_offer = dataclasses.replace(
         most_expensive,

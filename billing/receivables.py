@@ -1,8 +1,8 @@
 """Payments into wallets, refunds and disputes that withdraw them, and the debts of organizations.
 
-A withdrawal takes available paid-in money only, never held money or credit. The rest becomes a debt, which the next
-payment or released hold pays. An administrator may write a debt off. If withdrawn money returns later, for example
-after a won dispute, it also repays the written-off debt.
+A withdrawal takes available paid-in money only, never held money or credit. The part that this does not cover becomes a
+debt, which the next payment or released hold pays. An administrator may write a debt off. If withdrawn money returns
+later, for example after a won dispute, it also repays the written-off debt.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def collect(*, account: Account, reference: str) -> int:
 def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
     """Debit money that the provider returned to the payer. The part that the wallet cannot cover becomes a debt.
 
-    Returns False if the reference was already posted. This is checked here, with the wallet locked. A repeated call
-    would split the amount by another balance, which `ledger.post` would report as a conflict.
+    Returns False if the reference was already posted. This is checked here, with the wallet locked, and not by
+    `ledger.post`: a repeated call finds another balance and would split the amount differently, which is a conflict.
     """
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
     if Transaction.objects.filter(reference=reference).exists():

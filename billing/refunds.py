@@ -170,9 +170,10 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     if row is None and state == Refund.States.FAILED:
         return  # the refund was created and failed before its first event arrived, so nothing was debited
     if row is None:
-        # The provider has made this refund, perhaps before the bank took the payment back, so disputes do not limit it.
+        # The provider has made this refund already, perhaps before the bank took the payment back. So disputed amounts
+        # do not limit the refund.
         if refund_object["amount"] > _unrefunded_minor(top_up):
-            # Another refund may have failed. Its event, which frees its amount, may still arrive.
+            # An earlier refund may have failed, and the event that frees its amount may still arrive.
             raise Parked(f"The refund of {refund_object['amount']} exceeds the known refundable rest of the top-up.")
         row = _create(
             top_up=top_up,

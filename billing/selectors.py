@@ -27,7 +27,7 @@ def wallet_with_settings(organization: Organization) -> Account | None:
 
 
 def _wallet_of(organization: Organization, accounts: QuerySet[Account]) -> Account | None:
-    # Every page reads a wallet, so not `first`: it would add an ORDER BY, for which Django hashes each column.
+    # `get`, because every page reads a wallet: `first` would add an ORDER BY, for which Django hashes each column.
     try:
         return accounts.get(organization=organization, kind=Account.Kinds.WALLET)
     except Account.DoesNotExist:

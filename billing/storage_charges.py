@@ -34,8 +34,8 @@ GB = 10**9
 STOP_WRITES_AFTER = timedelta(days=7)
 """How long storage may be unpaid before all writes are refused: a week to notice the email and top up."""
 DELETE_AFTER = timedelta(days=60)
-"""How long storage may be unpaid before outputs are deleted: those of one job a day, the oldest job first, each after
-an email about that job. Two months are enough to notice the emails and pay, or to download the files."""
+"""How long storage may be unpaid before outputs are deleted: each day those of one job, the oldest job first, after an
+email about that job. Two months are enough to notice the emails and pay, or to download the files."""
 COST_PRECISION = Decimal("0.000001")
 """Daily costs are rounded to this fraction of a minor unit, the six decimals of their column."""
 DAY_SECONDS = 86_400
@@ -95,7 +95,7 @@ def collect(*, account: Account) -> int:
         _charge(locked, number=balance.payments, amount_minor=amount)
     if balance.due_minor < 1:
         if balance.unpaid_since:
-            forget_sent(balance)
+            forget_sent(balance)  # so that the next warning goes to all recipients again
         balance.unpaid_since = balance.mailed_at = None
     elif balance.unpaid_since is None:
         balance.unpaid_since = timezone.now()
@@ -121,7 +121,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
 
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too. The
-    prices in its terms are 0. Like its estimate they are never used, because the amount is already known.
+    quote's prices are 0, and its estimate and deadline are made up: none is used, because the amount is known.
     """
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,

@@ -68,7 +68,7 @@ def move_money() -> None:
 
 @shared_task
 def expire_quotes() -> None:
-    """Delete quotes that were not bought, a day after they expired, so that the table does not grow with each price."""
+    """Delete quotes that were not bought, a day after they expired. Else the table would grow with each price shown."""
     Quote.objects.filter(hold=None, extension=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
 
 

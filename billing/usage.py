@@ -21,7 +21,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Usage:
-    """The billable seconds of a run, and whether it completed.
+    """The time for which a run is charged, without its free time such as platform faults, and whether it completed.
 
     The `ranges` of an elastic run tell its number of nodes over time; their seconds sum to `billable_seconds`. Without
     ranges, all nodes of the quote were used for `billable_seconds`.

@@ -28,7 +28,7 @@ MAX_DIGITS = 15
 """Largest number of digits of a typed amount. Minor units add up to three, and 18 digits fit the 64-bit columns."""
 SUFFIX = "_minor"
 PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
-"""Relations that lead from a row without a currency to one that has it."""
+"""Relations that lead from a row without a currency of its own to a row that has one, perhaps in several steps."""
 
 
 def currency_of(row: Any) -> str:
@@ -77,7 +77,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
             self.initial.setdefault("amount", input_value(to_major(minor, currency), currency))
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency of the typed amount, which subclasses find in `data`; "" if `data` lacks its field."""
+        """Return the currency of the typed amount. Subclasses find it in `data`, or return "" if a field is missing."""
         return currency_of(self.instance)
 
     def clean(self) -> dict[str, Any]:

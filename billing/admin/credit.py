@@ -71,7 +71,7 @@ class GrantForm(CreditForm):
         fields = ("organization", "reason", "expires_at")
 
     def currency(self, data: dict[str, Any]) -> str:
-        """Return the currency of the organization's wallet, or that of a new wallet if it has none yet."""
+        """Return the currency of the organization's wallet or, if it has none yet, the currency of new wallets."""
         account = wallet(data["organization"]) if "organization" in data else None
         return account.currency if account else default_currency()
 

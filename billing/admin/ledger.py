@@ -46,7 +46,8 @@ class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 
 def _newest_write_off() -> int:
-    """Return the id of the newest write-off, 0 if there is none: see `receivables.write_off`."""
+    """Return the highest id of a write-off, 0 if there is none: see `receivables.write_off`."""
+    # `first` by the model's ordering, the highest id first.
     return models.WriteOff.objects.values_list("pk", flat=True).first() or 0
 
 
@@ -130,7 +131,7 @@ class WriteOffAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold p
 
     def response_add(self, request: HttpRequest, obj: models.WriteOff, post_url_continue: str | None = None) -> Any:
         """Show the success message, unless the service refused and `save_model` showed its error."""
-        return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")
+        return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")  # the list
 
 
 class EntryInline(ShowsAmounts, ReadOnlyInline):

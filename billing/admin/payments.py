@@ -154,7 +154,7 @@ class RefundAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pub
 
     def response_add(self, request: HttpRequest, obj: models.Refund, post_url_continue: str | None = None) -> Any:
         """Show the success message, unless the service refused and `save_model` showed its error."""
-        return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")
+        return super().response_add(request, obj, post_url_continue) if obj.pk else redirect("..")  # the list
 
 
 @admin.register(models.Dispute)

@@ -61,7 +61,7 @@ class PriceFormSet(BaseInlineFormSet):  # type: ignore[type-arg]  # at run time 
     """The formset of a book's prices."""
 
     def get_form_kwargs(self, index: int | None) -> dict[str, Any]:
-        """Return the book's currency."""
+        """Give each form the book's currency."""
         return super().get_form_kwargs(index) | {"currency": _supported_currency(self.instance)}
 
     def clean(self) -> None:
@@ -96,7 +96,7 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return ("kind", "product", "node_spec", "nodes_from", amount)
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.PriceBook | None = None) -> tuple[str, ...]:
-        """Return the formatted amount for published books; `has_change_permission` covers all other fields."""
+        """Return the formatted amount for published books; `has_change_permission` makes all other fields read-only."""
         return () if self._is_draft(obj) else ("price",)
 
     def formfield_for_choice_field(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
@@ -147,15 +147,15 @@ class NodeSpecAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no ty
     search_fields = ("name", "title")
 
     def has_delete_permission(self, _request: HttpRequest, _obj: Any = None) -> bool:
-        """Never allowed, because past jobs refer to it. Deactivate it instead."""
+        """Never allowed, because past jobs refer to their node spec. Deactivate the node spec instead."""
         return False
 
     def get_readonly_fields(self, _request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Return the fields that stay as they were sold. The cluster may change: waiting jobs then start there."""
+        """Return the fields that stay as they were sold. The cluster may change: waiting jobs start on the new one."""
         return ("name", "cpus", "memory_mib", "gpus", "gpu_type") if obj else ()
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **options: Any) -> Any:
-        """Offer the clusters of the settings, and describe the GPU label of the cluster."""
+        """Offer the clusters of the settings as choices, and say that `gpu_type` must match the cluster's GPU label."""
         field = super().formfield_for_dbfield(db_field, request, **options)
         if db_field.name == "gpu_type":
             field.help_text = _("Must match the node's GPU label, for example NVIDIA-H200. Leave empty for any type.")

@@ -69,7 +69,7 @@ class BillingPolicy(models.Model):
 
 
 class BillingDetails(models.Model):
-    """The recipient of an organization's invoices, and its own tax if any."""
+    """The recipient of an organization's invoices, and the organization's own tax if it has one."""
 
     organization = models.OneToOneField(
         Organization, models.CASCADE, related_name="billing_details", verbose_name=_("organization")
@@ -102,6 +102,7 @@ class InvoiceSeries(models.Model):
 
     kind = models.CharField(primary_key=True, max_length=8)
     last = models.PositiveBigIntegerField(default=0)
+    """The `sequence` of the newest document of this kind; 0 before the first."""
 
     class Meta:
         verbose_name = _("number series")
@@ -143,6 +144,7 @@ class Invoice(models.Model):
     tax_percent = models.DecimalField(_("tax (%)"), max_digits=6, decimal_places=3)
     tax_inclusive = models.BooleanField(_("prices include the tax"))
     line_count = models.PositiveIntegerField(_("lines"))
+    """Number of lines. A trigger compares it with the lines, so that none can be added later."""
     subtotal_minor = models.BigIntegerField(_("subtotal"))
     credits_minor = models.BigIntegerField(_("credits"), help_text=_("Amount paid by credit: 0 or less on an invoice."))
     tax_minor = models.BigIntegerField(_("tax due"))
@@ -199,6 +201,7 @@ class InvoiceLine(models.Model):
         Receipt, models.PROTECT, null=True, blank=True, related_name="invoice_line", verbose_name=_("receipt")
     )
     corrects = models.ForeignKey("self", models.PROTECT, null=True, blank=True, related_name="corrections")
+    """On a credit note: the line of the invoice."""
     title = models.CharField(pgettext_lazy("of a receipt", "title"), max_length=255)
     amount_minor = models.BigIntegerField(_("amount"))
     credit_minor = models.BigIntegerField(

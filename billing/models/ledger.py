@@ -83,8 +83,8 @@ class Hold(models.Model):
     """Money reserved for one purchase: HELD until it is SETTLED (charged) or RELEASED.
 
     The hold of a sweep is the `parent` of its trials' holds. A trial's amount is taken out of the parent's amount, and
-    its unused part returns there. So the ceiling of the sweep is always the sum of three parts: the parent's amount,
-    the amounts of its open children, and the charges of its ended children.
+    the part that the trial does not use returns to the parent. So the ceiling of the sweep is always the sum of three
+    parts: the parent's amount, the amounts of its open children, and the charges of its ended children.
     """
 
     class States(models.TextChoices):

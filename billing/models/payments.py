@@ -95,7 +95,7 @@ class TopUp(models.Model):
 
 
 class StripeEvent(models.Model):
-    """A webhook event, stored before it is applied. Its id is Stripe's and unique, so it is stored and applied once."""
+    """A webhook event, stored before it is applied. `event_id` is unique, so each event is stored and applied once."""
 
     class States(models.TextChoices):
         """The states of an event.

@@ -144,7 +144,7 @@ class Quote(models.Model):
     currency = models.CharField(_("currency"), max_length=3)
     mode = models.CharField(_("mode of sale"), max_length=8, choices=Modes.choices)
     purchase = models.JSONField(_("purchase"), help_text=_("The purchase as requested; read by the app that sells it."))
-    """`billing` does not interpret it; the Django app that made the quote (`jobs`) does."""
+    """`billing` does not interpret this JSON; the Django app that made the quote (`jobs`) does."""
     terms = models.JSONField(_("prices"), help_text=_("Prices of this quote: pricing.Terms as JSON."))
     lines = models.JSONField(_("quote lines"))
     """A list of pricing.Line as JSON. Their amounts sum to the ceiling."""

@@ -40,7 +40,7 @@ class StorageBalance(models.Model):
     account = models.OneToOneField(Account, models.PROTECT, related_name="storage_balance", verbose_name=_("account"))
     due_minor = models.DecimalField(_("due"), max_digits=20, decimal_places=6, default=Decimal(0))
     payments = models.PositiveIntegerField(_("payments"), default=0)
-    """Number of payments so far. It makes the reference of each payment unique."""
+    """Number of charges for storage so far. It makes the reference of each charge's hold unique."""
     unpaid_since = models.DateTimeField(_("unpaid since"), null=True, blank=True)
     """Time since which at least one whole minor unit is due."""
     mailed_at = models.DateTimeField(_("mailed"), null=True, blank=True)

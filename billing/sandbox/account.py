@@ -21,7 +21,10 @@ API_VERSION = "2026-10-28.endive"
 
 
 class Refused(Exception):
-    """A request that Stripe would refuse. `answer` is the response's body, `more` are other fields of its error."""
+    """A request that Stripe would refuse. `answer` is the body of the response.
+
+    `kind` is the error's type (default: `invalid_request_error`), `more` are further fields of the error.
+    """
 
     def __init__(
         self, message: str, *, code: str = "", status: int = HTTPStatus.BAD_REQUEST, kind: str = "", **more: Any
@@ -80,7 +83,7 @@ class StripeAccount:
         return self.store.put(stored["object"], stored["id"], stored)
 
     def emit(self, event_type: str, changed: StripeObject) -> None:
-        """Create an event about a changed object, and schedule its webhook to be delivered at once."""
+        """Create an event about a changed object, and schedule the event's webhook to be delivered at once."""
         event = self.make(
             "event",
             "evt",

@@ -1,7 +1,8 @@
 """Checkout Sessions in the sandbox: pages that take a payment or save a card, and the bank's challenge page.
 
 A Checkout Session changes only while its status is `open`. If a function serves a route of Stripe's API, its docstring
-begins with that route. Fields that begin with `_` are the sandbox's own, and answers omit them.
+begins with that route. Fields that begin with `_` are the sandbox's own, and responses omit them: `_title` is the line
+item's name, `_intent` the parameters for the payment intent, `_session` the id of an intent's session.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def submit(account: StripeAccount, session: StripeObject, form: Form) -> FormRes
 
 
 def pending_challenge(account: StripeAccount, intent_id: str) -> tuple[StripeObject, StripeObject]:
-    """Return the intent of a challenge and its session. Raises Refused (404) unless the intent waits for the payer."""
+    """Return the intent that a challenge is about, and the intent's session.
+
+    Raises Refused (404) unless the intent waits for the payer's answer.
+    """
     kind = "setup_intent" if intent_id.startswith("seti_") else "payment_intent"
     intent = account.get(kind, intent_id)
     session = account.store.get("checkout.session", intent.get("_session", ""))
@@ -160,7 +164,7 @@ def _pay(account: StripeAccount, session: StripeObject, method: StripeObject) ->
     """Pay a session with a payment method. Raises Refused if the card is declined."""
     if session["payment_intent"] is None:
         options = session["payment_method_options"].get("card") or {}
-        intent_data = session["_intent"]  # the parameter `payment_intent_data` of the session
+        intent_data = session["_intent"]
         form = intent_data | {
             "amount": str(session["amount_total"]),
             "currency": session["currency"],
@@ -188,6 +192,7 @@ def _save_card(account: StripeAccount, session: StripeObject, method: StripeObje
     card = intents.test_card_of(method)
     if card and card.declines:
         raise intents.decline_error(card.declines)
+    # Also with UNLESS_SAVED, because the card is not saved yet.
     needs_challenge = card is not None and card.challenge is not Challenge.NEVER
     intent = account.make(
         "setup_intent",

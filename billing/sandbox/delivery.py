@@ -16,10 +16,10 @@ from billing.sandbox.provider import Provider
 from billing.sandbox.store import StripeObject
 
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
-"""Delays between retries of a webhook; the last one repeats. Much shorter than Stripe's hours, because the usual reason
-is a console that restarts."""
+"""Delays between retries of a webhook; the last one repeats. Stripe's are hours. These are short, because the console
+usually fails to answer only while it restarts."""
 ANSWER_SECONDS = 10
-"""How long to wait for the console's answer. It only stores the event, so a slower console is probably starting."""
+"""How long to wait for the console's answer. It stores an event in much less, unless it is just starting."""
 
 
 class Delivery:

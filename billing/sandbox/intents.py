@@ -1,8 +1,9 @@
 """Payments in the sandbox: payment methods, payment intents, refunds, disputes.
 
-A charge moves its money once, when the intent becomes `succeeded`. Refunds and disputes never exceed it.
+A charge moves its money once, when its payment intent becomes `succeeded`. Its refunds and disputes never exceed it.
 
-Fields that begin with an underscore, such as `_saved` and `_spent`, are the sandbox's own. Clients do not see them.
+Fields that begin with an underscore are the sandbox's own; clients do not see them. `_saved`: the payment method was
+saved for later charges. `_spent`: it was detached, and cannot be used again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def attach(account: StripeAccount, method: StripeObject, customer_id: str) -> St
 
 
 def detach(account: StripeAccount, method: StripeObject) -> StripeObject:
-    """Detach a payment method from its customer. As at Stripe, it cannot be used again (`_spent`)."""
+    """Detach a payment method from its customer. As at Stripe, the method cannot be used again (`_spent`)."""
     if method["customer"] is None:
         raise Refused("The payment method you provided is not attached to a customer so detachment is impossible.")
     account.change(method, customer=None, _spent=True)
@@ -97,10 +98,10 @@ def decline_error(decline: Decline, **more: Any) -> Refused:
 
 
 def make_intent(account: StripeAccount, form: Form) -> StripeObject:
-    """POST /v1/payment_intents; `confirm` confirms it at once.
+    """POST /v1/payment_intents; with the parameter `confirm`, the intent is confirmed at once.
 
-    `confirm` then resolves the form's `payment_method` again. The name of a test card thus creates a second method,
-    which replaces the first.
+    The function `confirm` then resolves the form's `payment_method` again. If that is the name of a test card, this
+    creates a second method, which replaces the first.
     """
     customer_id = form.get("customer")
     if customer_id:
@@ -179,7 +180,7 @@ def fail(account: StripeAccount, intent: StripeObject, decline: Decline) -> Refu
 
 
 def charge(account: StripeAccount, intent: StripeObject) -> StripeObject:
-    """Charge an intent after the bank agreed, and return it. Saves the card first if the intent says so."""
+    """Charge an intent after the bank agreed, and return it. With `setup_future_usage`, the card is saved first."""
     method = account.get("payment_method", intent["payment_method"])
     if intent["setup_future_usage"] and intent["customer"] and test_card_of(method):
         account.change(method, _saved=True)
@@ -320,7 +321,7 @@ def answer_dispute(account: StripeAccount, dispute: StripeObject, form: Form) ->
 
 
 def end_dispute(account: StripeAccount, dispute: StripeObject, verdict: str) -> StripeObject:
-    """Close a dispute with the verdict `won`, which returns the money, or `lost`."""
+    """Close a dispute with the verdict `won` (by the merchant, who gets the money back) or `lost`."""
     if dispute["status"] in {"won", "lost"}:
         raise Refused("This dispute is already closed.")
     account.change(dispute, status=verdict)

@@ -35,7 +35,8 @@ class Response:
 class Provider:
     """The payment provider. Thread-safe.
 
-    It calls `after_request` after each request: `billing.sandbox.delivery` sets this, to be woken for new events.
+    It calls `after_request` after each request. `billing.sandbox.delivery` replaces this function, so that new events
+    wake it.
     """
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
@@ -80,7 +81,7 @@ class Provider:
         """Return why the last payment attempt on a page failed, or an empty string."""
         with self.lock:
             store = self.account.store
-            # A session has one of the two; the other is None, and "None" finds nothing.
+            # A session has at most one of the two intents. The other is None, and no object has the id "None".
             payment = store.get("payment_intent", str(session["payment_intent"])) or {}
             setup = store.get("setup_intent", str(session["setup_intent"])) or {}
             error = payment.get("last_payment_error") or setup.get("last_setup_error") or {}

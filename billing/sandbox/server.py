@@ -1,7 +1,7 @@
 """The sandbox's HTTP server: Stripe's routes under /v1, the payment page and the bank's challenge page.
 
-It binds to loopback. The API requires this installation's sandbox key and refuses live keys. The pages need no key,
-because a browser opens them: the random id in their URL protects them.
+It binds to loopback. The API requires this installation's sandbox key and refuses live keys. Browsers open the pages
+and have no key, so the random id in a page's URL protects it.
 """
 
 from __future__ import annotations

@@ -349,6 +349,7 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
         assert shown in form
     for amount, reason in (("2", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")):
         assert 'role="alert"' in text(correct(amount, reason)), (amount, reason)
+    assert "The amount of line 1 must be at most $1.00." in text(correct("2"))
     assert not Invoice.objects.filter(kind="note").exists()
     answer = correct("0.4")
     note = Invoice.objects.get(kind="note")
