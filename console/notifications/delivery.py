@@ -181,7 +181,10 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
 
 
 def _store_result(delivery: Delivery, result: RequestResult) -> None:
-    """Store the result of a request: the delivery is delivered, has failed for good, or is due again later."""
+    """Store the result of a request: the delivery is delivered, has failed for good, or is due again later.
+
+    If `redeliver` has made the delivery due again during the request, store nothing, so that the next round sends it.
+    """
     now = timezone.now()
     tries = delivery.tries + 1
     values: dict[str, Any] = {"tries": tries, "status": result.status, "error": result.error}
@@ -191,12 +194,12 @@ def _store_result(delivery: Delivery, result: RequestResult) -> None:
         values |= {"state": Delivery.States.FAILED}
     else:
         values |= {"due_at": now + timedelta(seconds=RETRY_SECONDS[tries - 1])}
-    Delivery.objects.filter(pk=delivery.pk).update(**values)
+    Delivery.objects.filter(pk=delivery.pk, due_at=delivery.due_at).update(**values)
 
 
 @contextmanager
 def _delivery_lock() -> Iterator[bool]:
-    """Hold the lock to deliver during the block, unless another process has it; yield whether this process holds it.
+    """Hold the lock for delivering during the block; yield False at once if another process holds it.
 
     PostgreSQL releases the lock of a process that dies.
     """
