@@ -2,8 +2,7 @@
 
 The receivers belong to customers, and may be slow or hostile. Therefore only one process delivers at a time, in rounds,
 with THREADS threads, and a round sends at most one request to each webhook. A request goes only to a public address,
-follows no redirects, and each of its steps ends after REQUEST_SECONDS, except the DNS query, which has the resolver's
-own limit.
+and follows no redirects. Each of its steps ends after REQUEST_SECONDS, except the DNS query, which the resolver limits.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ REQUEST_SECONDS = 10.0
 THREADS = 8
 """How many requests are sent at once, so that a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
-"""The most deliveries that a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 240 seconds, and
-8 times the resolver's limit longer if their DNS servers are slow too. glibc's is 10 seconds for each name server."""
+"""The most deliveries that a round sends: 8 for each thread. A slow receiver takes up to 30 seconds, three times
+REQUEST_SECONDS, so a round takes up to 240 seconds. Slow DNS servers make it longer: the resolver, glibc's, waits 10
+seconds for each name server."""
 NOTIFICATIONS_PER_CALL = 500
 """The most notifications that one call of `create_deliveries` handles, so that its transaction stays short."""
 RETENTION = timedelta(days=90)
