@@ -28,6 +28,7 @@ from storage.upload_stream import RawBody, body_of
 from storage.workspace_sources import start_workspace
 
 BINARY = {"application/octet-stream": OpenApiTypes.BINARY}
+"""A request body of bytes, for the API schema."""
 DEFAULT_PAGE = 1000
 """How many entries a page of a listing has, unless the client asks for another number. A page of `files.LIST_LIMIT`
 (10,000) entries takes half a second."""

@@ -29,8 +29,8 @@ READ_LIMIT = 1024**2
 """How many bytes one read may return. `tarfile` reads a whole name or extended header into memory; real ones have at
 most a few KiB."""
 HEADER_BYTES_PER_ENTRY = 4096
-"""How many bytes of headers and padding a tar entry may have on average. With a usual name it needs at most 2.5 KiB: a
-header, a second header with the long name, and padding."""
+"""How many bytes of headers and padding a tar entry may have on average. An entry with a usual name needs at most 2.5
+KiB: a header, a second header with the long name, and padding."""
 ZIP_DIRECTORY_LIMIT = 32 * 1024**2
 """The largest central directory of a zip, in bytes: about 400,000 files. `zipfile` needs ten times as much memory."""
 # Sizes in bytes of records in the zip format. The length of a comment is a field of 16 bits.
@@ -213,6 +213,7 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> ArchiveEntr
 
 
 def _zip_entries(stream: BinaryIO, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
+    """Yield the entries of a zip, in the order of its central directory."""
     if _zip_directory_bytes(stream) > ZIP_DIRECTORY_LIMIT:
         raise TooLarge(_("This .zip has too many files for the format. Upload a .tar.gz instead."))
     with zipfile.ZipFile(stream) as archive:
@@ -236,13 +237,13 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
     end = tail.rfind(b"PK\x05\x06")
     if end < 0 or len(tail) < end + ZIP_END_BYTES:
         raise BadArchive
-    (length,) = struct.unpack_from("<L", tail, end + 12)  # offset of the field "size of the central directory"
+    (directory_bytes,) = struct.unpack_from("<L", tail, end + 12)  # offset of the field "size of the central directory"
     zip64_end = end - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES
     if zip64_end >= 0 and tail[zip64_end : zip64_end + 4] == b"PK\x06\x06":
-        (zip64_length,) = struct.unpack_from("<Q", tail, zip64_end + 40)  # the same field
+        (zip64_bytes,) = struct.unpack_from("<Q", tail, zip64_end + 40)  # the same field
         # 0xFFFFFFFF in the end record means that the size is in the zip64 end record.
-        length = max(zip64_length, 0 if length == 0xFFFFFFFF else length)
-    return int(length)
+        directory_bytes = max(zip64_bytes, 0 if directory_bytes == 0xFFFFFFFF else directory_bytes)
+    return int(directory_bytes)
 
 
 def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[ArchiveEntry]:

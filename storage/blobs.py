@@ -38,8 +38,9 @@ def folder_of(root: Path, organization_id: int) -> Path:
 def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> None:
     """Replace the regular file `name` in the open folder by a link to the blob with its content.
 
-    If there is no such blob, or only a damaged one, the file becomes it. The folder must be on the disk of the blobs,
-    and no other process may change it. The link replaces the file by a rename, so that a crash cannot lose the file.
+    If there is no such blob, or only a damaged one, the file becomes the blob. The folder must be on the disk of the
+    blobs, and no other process may change the folder. The link replaces the file by a rename, so that a crash cannot
+    lose the file.
     """
     status = os.lstat(name, dir_fd=folder_fd)
     if not status.st_size:  # an empty file needs no space, and there may be more of them than a file can have links
@@ -70,7 +71,7 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
 
 
 def _is_intact(blob: Path, sha256: str) -> bool:
-    """Return whether a blob has its content. If the disk has damaged it, no intact file may be replaced by it."""
+    """Return whether a blob has its content. A blob that the disk has damaged must not replace an intact file."""
     try:
         with blob.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256

@@ -165,7 +165,7 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
     if not listing.exists():
         file.truncate(0)  # a new list may have other objects than those whose bytes are in the file
     offset, failures = file.seek(0, os.SEEK_END), 0
-    reservation.count(size_bytes=offset, entries=1)
+    reservation.count(size_bytes=offset, entries=1)  # the file, with the bytes that earlier processes received
     while True:
         start = offset
         try:
@@ -176,7 +176,7 @@ def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation
                     reservation.count(size_bytes=len(chunk))
                     file.write(chunk)
                     offset += len(chunk)
-                    report(row, offset)
+                    report(row, offset)  # raises ImportFailed if the import takes too long
             file.flush()
             return _name_of(key, listing)
         except s3.S3Error as error:

@@ -45,9 +45,10 @@ it when you start a training. It runs in the folder that contains it.
 
 Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
+"""The README in the first workspace."""
 Fill = Callable[[Path, Meter], Usage]
-"""A function that writes the first files of a workspace into an empty folder. It counts each byte and entry with the
-meter before it writes them. It returns the usage, which unlike the meter's count includes the folder itself."""
+"""A function that writes the first files of a workspace into an empty folder. It counts bytes and entries with the
+meter before it writes them, and returns the usage. Unlike the meter's count, the usage includes the folder itself."""
 DESCRIPTION_LIMIT = 2000
 """The length of a description in characters. The message in `validate_texts` names it too."""
 
@@ -96,7 +97,8 @@ def publish_archive(
 ) -> DatasetVersion:
     """Publish the open archive file `archive` as the dataset's next version. Raises as `publish_version`.
 
-    `reservation` counts the unpacked files. `on_published` runs in the transaction that writes the version's row.
+    `sha256` is that of the archive. `reservation` counts the unpacked files. `on_published` runs in the transaction
+    that writes the version's row.
     """
     with scratch_folder() as folder:
         unpack_path = folder / "files"
@@ -127,8 +129,8 @@ def publish_file(
 ) -> DatasetVersion:
     """Publish a copy of the open file `file` as the dataset's next version, in which its name is `name`.
 
-    `reservation` counts the copy. `on_published` runs in the transaction that writes the version's row. Raises as
-    `publish_version`.
+    `sha256` is that of the file. `reservation` counts the copy. `on_published` runs in the transaction that writes the
+    version's row. Raises as `publish_version`.
     """
     with scratch_folder() as folder, translate_os_errors():
         copy_path = folder / "files"
@@ -310,7 +312,7 @@ def write_file(
     editor can save a shorter text.
     """
     root = selectors.workspace_folder(workspace)
-    spare_bytes = 0
+    spare_bytes = 0  # how many of the replaced bytes need no quota again: at most as many as the editor can show
     with suppress(FileMissing):
         spare_bytes = min(files.stat(root=root, path=path).size, files.TEXT_LIMIT)
     with Reservation(workspace.organization, label=workspace.name, spare_bytes=spare_bytes) as reservation:
@@ -475,7 +477,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextmanager
 def _row_lock(workspace: Workspace) -> Iterator[None]:
-    """Lock the workspace's row for the block, so that of two writes that expect the same version only one succeeds."""
+    """Lock the workspace's row for the block. If two writes expect the same version, only the first then succeeds."""
     with transaction.atomic():
         Workspace.objects.select_for_update().get(pk=workspace.pk)
         yield

@@ -1,4 +1,4 @@
-"""Compare files that a client has with those of a workspace, by their SHA-256, so that it sends only what differs."""
+"""Compare a client's files with those of a workspace, by their SHA-256, so that the client sends only what differs."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from storage.paths import Kind
 LISTED_IMPORTS = 20
 """How many imports are listed; a client is interested in the latest."""
 VERSION = OpenApiParameter("version", OpenApiTypes.INT, description="Default: the latest.")
+"""The query parameter with the number of a version, for the API schema."""
 
 
 class DatasetEntrySerializer(serializers.Serializer[Any]):

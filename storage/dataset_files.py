@@ -15,6 +15,7 @@ from storage.paths import Kind
 PAGE_SIZE = 1000
 """How many entries of a folder one page lists. Browsers are slow with longer tables."""
 README_NAMES = ("README.md", "README.txt", "README", "readme.md", "readme.txt")
+"""The file names of a README. The first that exists is shown."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ URL_SECONDS = 900
 MIN_BYTES_IN_PAGES = 64 * 1024**2
 """The smallest file for which the console's pages use a direct upload. For smaller files tus needs fewer requests."""
 FOLDER = "trainyard-uploads"
-"""The first folder in all keys. Because of it `collect` removes nothing else from a bucket with other contents."""
+"""The folder of all objects, below the prefix in UPLOAD_BUCKET. `collect` looks only into this folder, so it removes
+nothing else from a bucket with other contents."""
 BUCKET_ERRORS = (s3.S3Error, connections.ForbiddenAddress, OSError, http.client.HTTPException)
 """The exceptions that a request to the bucket can raise."""
 
@@ -84,7 +85,7 @@ def _bucket() -> s3.Bucket:
 
 
 def _prefix() -> str:
-    """Return the prefix of the keys of all objects of this installation: that of UPLOAD_BUCKET, and FOLDER."""
+    """Return the prefix of the keys of all objects: the prefix in UPLOAD_BUCKET (`bucket/prefix`), and FOLDER."""
     prefix = settings.UPLOAD_BUCKET.partition("/")[2].strip("/")
     return f"{prefix}/{FOLDER}/" if prefix else f"{FOLDER}/"
 
@@ -237,7 +238,7 @@ def uploads_to_fetch() -> QuerySet[Upload]:
 
 @shared_task
 def fetch_uploads() -> None:
-    """Fetch `uploads_to_fetch` one after the other, unless another process is fetching."""
+    """Try once to fetch each of `uploads_to_fetch`, one after the other, unless another process is fetching."""
     with _fetch_lock() as is_locked:
         tried_ids: set[int] = set()
         while is_locked and (upload := uploads_to_fetch().exclude(pk__in=tried_ids).first()):

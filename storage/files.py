@@ -166,7 +166,7 @@ class OpenFile:
 
 
 def stat(*, root: Path, path: str) -> Entry:
-    """Return the entry at `path`. A link is not followed, and one before the last component raises UnsafePath.
+    """Return the entry at `path`, which may be a link itself. A link among the folders above raises UnsafePath.
 
     The entry of the root, whose path is empty, has an empty name. Raises FileMissing, UnsafePath, WrongKind.
     """
@@ -505,6 +505,7 @@ def entry_of(name: str, status: os.stat_result) -> Entry:
 
 
 def _version(status: os.stat_result) -> str:
+    """Return the version of a file, as `Entry` explains it."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 

@@ -35,7 +35,7 @@ _SAMPLE_BYTES = 16 * 1024
 """How much of a chunk is compressed as a sample, to decide whether the chunk is compressed or stored. Chunks have up to
 1 MiB, so the sample costs little."""
 _MAX_COMPRESSED_SHARE = 0.8
-"""A chunk is stored if its sample has more than this share of its size after compression. Weights of models hardly
+"""A chunk is stored as it is if compression leaves more than this share of the sample. Weights of models hardly
 shrink, and storing them is ten times as fast."""
 _GZIP_HEADER = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
 """RFC 1952: compressed by deflate, without a name and a time, by an unknown operating system."""
@@ -80,7 +80,7 @@ def pack(sources: Sequence[Source]) -> Iterator[bytes]:
 
 
 class _Gzip:
-    """A gzip stream (RFC 1952) in which blocks that compression hardly shrinks are stored."""
+    """A gzip stream (RFC 1952). Blocks that compression hardly shrinks are in it uncompressed."""
 
     def __init__(self) -> None:
         self._level = _COMPRESSION_LEVEL

@@ -75,7 +75,7 @@ def collect() -> int:
 
 @dataclass(frozen=True)
 class Area:
-    """A folder of the storage root. Entries are removed after `kept_for`, except those with `needed_names`."""
+    """A folder of the storage root. Entries are removed after `kept_for`, unless their name is in `needed_names`."""
 
     folder: Path
     kept_for: timedelta

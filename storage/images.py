@@ -24,9 +24,9 @@ from storage.in_use import ObjectIds
 from storage.models import Image
 
 TITLE_LIMIT = 100
-"""The length of a title in characters, which is that of its database column."""
+"""The length of the database column of titles, in characters."""
 REFERENCE_LIMIT = 500
-"""The length of a reference in characters, which is that of its database column."""
+"""The length of the database column of references, in characters."""
 REFERENCE = re.compile(
     r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"

@@ -70,8 +70,8 @@ LOCK_FILE, GIT_LOCK_FILE = "slot", "git-slot"
 time, so that imports do not occupy all processes that run tasks."""
 STALE_AFTER = timedelta(minutes=3)
 """After this long without an update, the task of an open import is sent again, because its process may have died. A
-transfer waits at most `connections.TIMEOUT_SECONDS` for its server, and 16 seconds before the next attempt. An import
-that waits or is being published is not updated either. Its task ends at once if another process holds the lock."""
+transfer that works has pauses of at most `connections.TIMEOUT_SECONDS` and 16 seconds. An import that waits, or is
+being published, has no updates; if its process still works, the new task ends at once, because the lock is held."""
 LISTING_SUFFIX = ".list"
 """The suffix of the file that lists a bucket's objects, beside the file with the import's bytes."""
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -311,7 +311,8 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
-                    if offset > reserved_bytes:  # else an earlier attempt has reserved quota for these bytes
+                    # Up to `reserved_bytes`, an earlier attempt has reserved quota already.
+                    if offset > reserved_bytes:
                         require_within_limit(offset)
                         reservation.count(size_bytes=offset - reserved_bytes)
                         reserved_bytes = offset

@@ -1,10 +1,10 @@
 """Find the open jobs that use a dataset version, model version, workspace, image or secret, before it is deleted.
 
-`storage` may not import `jobs`. Instead `jobs` registers a finder when Django starts. A finder finds a job from its
-order to its end, because the job may read or write these objects in all this time.
+`storage` may not import `jobs`. Instead `jobs` registers a finder when Django starts. A job is open from its order to
+its end. In all this time it may read or write these objects.
 
-`viewer_organization_id` is the organization whose member sees the message. Jobs of other organizations, which use a
-shared dataset, are counted but not named. None means that nobody sees the message.
+`viewer_organization_id` is the organization whose member sees the message. Jobs of other organizations may use a shared
+dataset; the message does not show their names. None means that nobody sees the message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Finder(Protocol):
     """A function that finds the open jobs that use any of these objects."""
 
     def __call__(self, objects: ObjectIds, *, viewer_organization_id: int | None) -> list[str]:
-        """Return for each job a text with its name and when it ends at the latest, the oldest job first."""
+        """Return a text for each of the oldest jobs, the oldest first: its name, and when it ends at the latest."""
         ...
 
 

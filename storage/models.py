@@ -210,6 +210,7 @@ class DatasetVersion(models.Model):
     dataset = models.ForeignKey(Dataset, models.CASCADE, related_name="versions", verbose_name=_("dataset"))
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(_("folder"), max_length=200, unique=True)
+    """The name of the version's folder in `datasets/`."""
     size_bytes = models.PositiveBigIntegerField(_("size"))
     file_count = models.PositiveIntegerField(_("files"))
     entry_count = models.PositiveIntegerField(
@@ -280,6 +281,7 @@ class ModelVersion(models.Model):
     model = models.ForeignKey(Model, models.CASCADE, related_name="versions", verbose_name=_("model"))
     number = models.PositiveIntegerField(_("version"))
     folder = models.CharField(_("folder"), max_length=200, unique=True)
+    """The name of the version's folder in `models/`."""
     size_bytes = models.PositiveBigIntegerField(_("size"))
     file_count = models.PositiveIntegerField(_("files"))
     entry_count = models.PositiveIntegerField(_("entries"), help_text=_("Files and folders."))
@@ -326,6 +328,7 @@ class Workspace(models.Model):
     name = models.CharField(_("name"), max_length=63, validators=[NAME_VALIDATOR])
     description = models.TextField(_("description"), blank=True)
     folder = models.CharField(_("folder"), max_length=200, unique=True)
+    """The name of the workspace's folder in `workspaces/`."""
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0, help_text=_("last measured value"))
     entry_count = models.PositiveIntegerField(
         _("entries"), default=1, db_default=1, help_text=_("Files, links and folders.")
@@ -338,6 +341,7 @@ class Workspace(models.Model):
     created_at = models.DateTimeField(_("created"), auto_now_add=True)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    """Until when the files of a deleted workspace are kept, count against the quota and can be restored."""
     removed_at = models.DateTimeField(_("files removed"), null=True, blank=True)
 
     class Meta:
@@ -460,6 +464,7 @@ class Allocation(models.Model):
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
     kept_until = models.DateTimeField(_("kept until"), null=True, blank=True)
+    """When the results of a run are deleted; None for an upload, and before the run's job has ended."""
     updated_at = models.DateTimeField(_("updated"), auto_now=True)
 
     class Meta:
@@ -504,6 +509,7 @@ class Upload(models.Model):
     path = models.TextField(_("path"), blank=True)
     """The path in the workspace, of the file or of the folder into which the archive is unpacked."""
     filename = models.CharField(_("file name"), max_length=255, blank=True)
+    """The name of the file on the client's machine, by which people recognize the upload."""
     is_unpacked = models.BooleanField(default=False)
     """Whether an archive for a workspace is unpacked. An archive for a dataset always is."""
     metadata = models.TextField(blank=True)

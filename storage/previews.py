@@ -24,12 +24,14 @@ MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 200, 50, 500
 COUNTED_BYTES = 256 * 1024**2
 """The lines of larger files are not counted, because reading this much takes about a second."""
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+"""The delimiter of a table's cells, by the extension of the file's name."""
 _IMAGE_TYPES = {
     b"\x89PNG\r\n\x1a\n": "image/png",
     b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif",
     b"GIF89a": "image/gif",
 }
+"""The media type of a picture, by its first bytes. `image_type` knows WebP too."""
 
 
 @dataclass(frozen=True)

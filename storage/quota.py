@@ -61,7 +61,10 @@ def require_room_for(organization: Organization, kind: str) -> None:
 def count_results(
     *, organization: Organization, key: str, label: str, usage: Usage, kept_until: datetime | None
 ) -> None:
-    """Store in the Allocation `key` how much of the quota a run's results use. Remove it if they use nothing."""
+    """Store in the Allocation `key` how much of the quota a run's results use. Remove it if they use nothing.
+
+    `kept_until` is when the results are deleted; None before the run's job has ended.
+    """
     if not usage.entry_count:
         Allocation.objects.filter(key=key).delete()
         return
@@ -91,8 +94,9 @@ class Reservation:
         self._label = label[:LABEL_LENGTH]
         self._spare_bytes = spare_bytes
         self._counted_bytes = 0
+        """What `count` has counted, with ENTRY_BYTES for each entry."""
         self._reserved_bytes = 0
-        """Like `_counted_bytes`, it includes ENTRY_BYTES for each entry."""
+        """What the Allocation holds, also with ENTRY_BYTES for each entry."""
         self._counted_entries = 0
         self._reserved_entries = 0
 
@@ -110,7 +114,7 @@ class Reservation:
             log.exception("Reservation %s could not be released; garbage collection will.", self.key)
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
-        """Reserve quota for what is about to be written. Raises TooLarge if there is none; do not write it then."""
+        """Reserve quota for what is about to be written. Raises TooLarge if there is none; then do not write."""
         self._counted_bytes += size_bytes + entries * ENTRY_BYTES
         self._counted_entries += entries
         missing_bytes = self._counted_bytes - self._spare_bytes - self._reserved_bytes

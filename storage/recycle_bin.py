@@ -116,7 +116,7 @@ def remove_files(item: DeletedFile) -> None:
 def measure(item: DeletedFile) -> Usage:
     """Measure an item in a recycle bin; store and return its usage, which is empty if its files are missing.
 
-    It is measured again from time to time, because a run that has it open may still write to it. If the measurement is
+    Call it from time to time, because a run that has a deleted file open may still write to it. If the measurement is
     incomplete, the stored usage does not decrease. Raises Unreadable.
     """
     path = path_in_bin(item)

@@ -37,7 +37,8 @@ MAX_PASSWORD_LENGTH = 8192
 MAX_REGISTRIES = 100
 """How many registries an organization may have, far more than any uses."""
 ENCRYPTION_PURPOSE = b"trainyard registry credentials"
-"""The purpose by which passwords are encrypted (`console.core.encryption`). If it changes, stored ones are lost."""
+"""The key that encrypts passwords is derived from this purpose (`console.core.encryption`). If it changes, stored
+passwords can no longer be decrypted."""
 HOST = re.compile(r"(?=.{1,255}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
 """A registry's host name or IPv4 address, with an optional port. The database column has 255 characters."""
 QUOTE_SECONDS = 6.0
@@ -91,6 +92,7 @@ def save_registry(
     if not HOST.fullmatch(host):
         sentence = _("Enter only the registry host, for example registry.example.com or registry.example.com:5000.")
         raise InvalidInput(fields={"host": sentence})
+    # Basic authentication (HTTP) sends user name and password with a colon between them.
     if len(username) > USERNAME_LENGTH or not username.isprintable() or ":" in username:
         sentence = _("The user name must have at most %(most)d characters, without colons.")
         raise InvalidInput(fields={"username": sentence % {"most": USERNAME_LENGTH}})
@@ -146,7 +148,8 @@ def check_registry(*, organization: Organization, host: str, username: str, pass
     """
     host = host.strip().lower()
     if not (settings.REGISTRY_CHECKS and username and HOST.fullmatch(host)):
-        return CheckResult()  # an invalid host is refused when the registry is saved
+        # Without a user name there is nothing to check. An invalid host is refused when the registry is saved.
+        return CheckResult()
     if password is None:
         stored = registries_for(organization).filter(host=host).first()
         password = password_of(stored) if stored else ""

@@ -31,15 +31,15 @@ from runtime.packages.proxy import effective_ip, is_public
 
 TOTAL_SECONDS = 12.0
 """How long one check may take with all its requests, besides resolving host names, which the system's resolver limits.
-The customer's form waits for it, so it must be short, although slow registries need some seconds."""
+The customer's form waits for the check, so the limit must be short, although slow registries need some seconds."""
 CONNECT_SECONDS = 5.0
 """How long a connection to one address, its TLS handshake, and each read may wait. So an address that does not respond
-leaves time for the host's next one, and the customer usually learns of it before TOTAL_SECONDS."""
+leaves time for the host's next address."""
 MAX_MANIFEST_BYTES = 4 * 1024**2
 """The largest manifest. The OCI distribution specification asks registries to accept at least this size."""
 MAX_TOKEN_BYTES = 64 * 1024
-"""The largest response of a token service, or to a check of the login. Tokens have a few KiB; the other responses are
-shorter."""
+"""The largest response of a token service, or of a registry to a check of the login. Tokens have a few KiB; registries
+send less."""
 MAX_REDIRECTS = 3
 """How many redirects are followed. Registries send manifests themselves, or redirect once to a storage service."""
 HTTPS_PORT = 443
@@ -106,6 +106,8 @@ class Credentials:
 
 
 class _Response(NamedTuple):
+    """A response. `body` is empty if it was not read."""
+
     status: int
     headers: http.client.HTTPMessage
     body: bytes
@@ -125,6 +127,7 @@ def digest_of(reference: str, credentials: Credentials | None = None, *, seconds
     host, repository = parts.host, parts.repository
     if host in DOCKER_HUB_HOSTS:
         host = DOCKER_HUB
+        # A name without a slash, such as `python`, names one of Docker's official images.
         repository = repository if "/" in repository else f"library/{repository}"
     client = _Client(credentials, seconds)
     url = f"{_origin(host)}/v2/{quote(repository)}/manifests/{quote(parts.digest or parts.tag, safe=':')}"
@@ -297,7 +300,7 @@ def _connect(url: str, deadline: float) -> http.client.HTTPConnection:
     # ones.
     if not addresses or not all(is_allowed(address) for address in addresses):
         raise RegistryError(Problem.FORBIDDEN_ADDRESS, host)
-    connection = http.client.HTTPConnection(host, port)
+    connection = http.client.HTTPConnection(host, port)  # not HTTPSConnection: the socket set below already does TLS
     tcp = _connect_to_one(addresses, port, deadline)
     try:
         tcp.settimeout(min(CONNECT_SECONDS, _remaining_seconds(deadline)))

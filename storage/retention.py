@@ -36,7 +36,8 @@ def delete_dataset(*, dataset: Dataset, user: User | None = None) -> None:
             ObjectIds(dataset_versions=list(versions)), viewer_organization_id=dataset.organization.pk
         )
         now = timezone.now()
-        if Dataset.objects.filter(pk=dataset.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
+        # Nothing is updated if the dataset was deleted already.
+        if Dataset.objects.filter(pk=dataset.pk, deleted_at=None).update(deleted_at=now):
             selectors.versions_of(dataset).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
             record_audit_event(
                 organization=dataset.organization, actor=user, action="dataset.deleted", target=dataset.name
@@ -64,7 +65,8 @@ def delete_model(*, model: Model, user: User | None = None) -> None:
         versions = selectors.model_versions_of(model).values_list("pk", flat=True)
         in_use.require_unused(ObjectIds(model_versions=list(versions)), viewer_organization_id=model.organization.pk)
         now = timezone.now()
-        if Model.objects.filter(pk=model.pk, deleted_at=None).update(deleted_at=now):  # else already deleted
+        # Nothing is updated if the model was deleted already.
+        if Model.objects.filter(pk=model.pk, deleted_at=None).update(deleted_at=now):
             selectors.model_versions_of(model).update(deleted_at=now, kept_until=now + KEPT_AFTER_DELETION)
             record_audit_event(organization=model.organization, actor=user, action="model.deleted", target=model.name)
 
@@ -94,7 +96,7 @@ def delete_workspace(*, workspace: Workspace, user: User | None = None) -> None:
 
 
 def restore(*, item: Item, user: User | None = None) -> None:
-    """Restore a deleted workspace or version. With a version, its dataset or model is restored if it was deleted.
+    """Restore a deleted workspace or version. With a version, its dataset or model is restored too, if deleted.
 
     Raises NotFound after the retention, NameTaken, and TooMany if the quota allows no more workspaces, datasets or
     models.

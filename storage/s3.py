@@ -229,6 +229,7 @@ def list_parts(bucket: Bucket, key: str, multipart_id: str) -> list[Part]:
             for entry in response.iterfind("{*}Part")
         ]
         parts += page
+        # A server that sends more parts than S3 allows might never stop.
         if _text(response, "IsTruncated") != "true" or not page or len(parts) > MAX_PART_COUNT:
             return parts
 
@@ -306,7 +307,7 @@ def _delete(bucket: Bucket, key: str, *, query: Mapping[str, str | int] | None =
 
 
 def _error(response: http.client.HTTPResponse) -> S3Error:
-    """Return the error of a response, with the code in its body, if it has one."""
+    """Return the error that a response reports. Its code is in the body, and empty without a body."""
     # The length is None, hence unknown, if the body is sent in chunks, as by AWS.
     code = _text(_parse(response), "Code") if response.length != 0 else ""
     return S3Error(response.status, code[:100])  # S3's own codes are shorter

@@ -1,7 +1,7 @@
 """Secrets of organizations: values that runs get as environment variables.
 
 They are stored encrypted, and neither pages nor the API show a value. An order names the secrets that its job needs.
-Each attempt of the job gets the values as they are when it starts.
+Each attempt of the job gets the values as they are when the attempt starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from storage.in_use import ObjectIds
 from storage.models import Secret
 
 ENCRYPTION_PURPOSE = b"trainyard secrets"
-"""The purpose by which values are encrypted (`console.core.encryption`). If it changes, stored ones are lost."""
+"""The key that encrypts values is derived from this purpose (`console.core.encryption`). If it changes, stored values
+can no longer be decrypted."""
 MAX_SECRETS = 100
 """How many secrets an organization may have, far more than people can tell apart by name."""
 
@@ -44,7 +45,7 @@ def secret_named(organization: Organization, name: str) -> Secret:
 
 @sensitive_variables("value")
 def save_secret(*, organization: Organization, name: str, value: str, user: User | None = None) -> tuple[Secret, bool]:
-    """Create a secret, or replace its value. Return it, and whether it is new. Raises InvalidInput.
+    """Create a secret, or replace its value. Return the secret, and whether it is new. Raises InvalidInput.
 
     An open job gets the new value at its next attempt.
     """
@@ -88,7 +89,7 @@ def delete_secret(*, secret: Secret, user: User | None = None) -> None:
 
 
 def missing(organization: Organization, names: Collection[str]) -> list[str]:
-    """Return those of `names` that are not names of the organization's secrets."""
+    """Return the `names` of which the organization has no secret."""
     possible = [name for name in names if environment.is_name(name)]
     rows = secrets_for(organization).filter(name__in=possible)
     existing = set(rows.values_list("name", flat=True)) if possible else set()

@@ -169,13 +169,13 @@ def binned_files(organization: Organization) -> QuerySet[DeletedFile]:
 
 def usage(organization: Organization) -> Usage:
     """Return the usage of everything that counts against the quota, also of deleted items that can be restored."""
-    kept = (rows(organization) for rows in KEPT_BY_KIND.values())
+    kept = (select_kept(organization) for select_kept in KEPT_BY_KIND.values())
     return _total(*kept, binned_files(organization), allocations(organization))
 
 
 def usage_by_kind(organization: Organization) -> dict[str, Usage]:
     """Return the usage of datasets, models, workspaces, deleted items, uploads and runs. Their sum is `usage`."""
-    kept = [rows(organization) for rows in KEPT_BY_KIND.values()]
+    kept = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
     datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in kept)
     allocated = allocations(organization)
     return {
@@ -190,16 +190,17 @@ def usage_by_kind(organization: Organization) -> dict[str, Usage]:
 
 def deleted(organization: Organization) -> list[Item]:
     """Return the deleted items that can be restored, the largest first."""
-    items = [item for rows in KEPT_BY_KIND.values() for item in rows(organization).exclude(deleted_at=None)]
+    kept = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
+    items = [item for rows in kept for item in rows.exclude(deleted_at=None)]
     return sorted(items, key=lambda item: -item.size_bytes)
 
 
 def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
     """Return a deleted item whose files are on the disk. `kind`, from a URL, names its kind. Raises NotFound."""
-    rows = KEPT_BY_KIND.get(kind)
-    item: Item | None = (
-        rows(organization).exclude(deleted_at=None).filter(pk=pk).first() if rows and pk <= MAX_KEY else None
-    )
+    select_kept = KEPT_BY_KIND.get(kind)
+    if select_kept is None or pk > MAX_KEY:
+        raise NotFound
+    item: Item | None = select_kept(organization).exclude(deleted_at=None).filter(pk=pk).first()
     if item is None:
         raise NotFound
     return item

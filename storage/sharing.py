@@ -125,7 +125,7 @@ def share_of(dataset: Dataset, pk: int) -> DatasetShare:
 
 
 def create_share(*, dataset: Dataset, user: User | None, label: str) -> tuple[DatasetShare, str]:
-    """Create a share; return it and its code, which cannot be read again. Raises InvalidInput."""
+    """Create a share; return the share and its code, which cannot be read again. Raises InvalidInput."""
     label = label.strip()
     if not label or len(label) > LABEL_LIMIT or "\0" in label:
         raise InvalidInput(fields={"label": _("Enter 1 to 100 characters that tell you who gets the code.")})

@@ -20,7 +20,7 @@ def collect_garbage() -> None:
 
 @shared_task
 def finish_upload(pk: int) -> None:
-    """Finish a complete upload whose process died before it had finished it."""
+    """Finish a complete upload whose process may have died before the upload was finished."""
     upload = Upload.objects.select_related("organization", "created_by").filter(pk=pk).first()
     if upload:
         with suppress(CustomerError):  # `finish` has stored the error, or `uploads.collect` tries again

@@ -158,6 +158,7 @@ class _Copier:
     def _copy_regular_file(self, source_fd: int, target_fd: int, parts: Parts) -> None:
         """Copy the regular file `parts[-1]` of one open folder to another."""
         name = parts[-1]
+        # By now a link or pipe may be here: OPEN_FILE follows no link, and does not wait for a pipe's writer.
         file_fd = os.open(name, OPEN_FILE, dir_fd=source_fd)
         with os.fdopen(file_fd, "rb") as stream:
             before = os.fstat(file_fd)

@@ -23,8 +23,8 @@ ENTRY_BYTES = 4096
 """How many bytes of the quota each file, link and folder uses besides its content. Each needs an inode, of which a disk
 has a limited number. 4,096 bytes is the usual block size."""
 PREALLOCATED_BYTES = 1024**2
-"""If a file's blocks have this many more bytes than its length, it was preallocated (`fallocate`). Then its blocks
-count. A smaller difference comes from rounding to blocks."""
+"""If a file's blocks have this many more bytes than the file's length, the file was preallocated (`fallocate`), and its
+blocks count against the quota. A smaller difference comes from rounding to blocks."""
 _READABLE = 0o500
 """The permissions by which a folder's owner can list it and look at its entries."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -50,6 +50,7 @@ class _Level(NamedTuple):
     """A folder on the way from the root of a measurement to the open folder."""
 
     identity: tuple[int, int]
+    """The folder's device and inode (`_identity`)."""
     unvisited: list[str]
     """The names of its subfolders that are still to be measured."""
 
@@ -68,7 +69,7 @@ class Measurement:
         return Measurement(self.usage + other.usage, self.is_complete and other.is_complete)
 
     def at_least(self, known: Usage) -> Usage:
-        """Return the usage; if it is incomplete, no value is below that of `known`, the usage measured before."""
+        """Return the usage; if it is incomplete, at least the values of `known`, the usage measured before."""
         if self.is_complete:
             return self.usage
         size_bytes = max(self.usage.size_bytes, known.size_bytes)
@@ -82,8 +83,8 @@ def measure(*, root: Path) -> Measurement:
     descriptors nor the stack. If a folder is moved meanwhile, its `..` leads to another folder; the measurement then
     stops and is incomplete.
 
-    Code may take away the permissions of its folders. A measurement restores those for reading if the console owns the
-    folder, because what is below uses the disk too. Else it is incomplete.
+    Customers' code may take away the permissions of its folders. If the console owns such a folder, a measurement makes
+    it readable again, because what is below uses the disk too. Otherwise the measurement is incomplete.
     """
     with suppress(OSError):  # `open_folder` raises the error
         trash.grant_owner_access(str(root), None, _READABLE)
@@ -139,7 +140,7 @@ def flush_disk(*, folder: Path) -> None:
     """
     with open_folder(root=folder, parts=()) as folder_fd:
         if _LIBC.syncfs(folder_fd):
-            # `open_folder` raises StorageFull in its place if the disk or its quota is full.
+            # `open_folder` raises StorageFull in place of this error if the disk or its quota is full.
             raise OSError(ctypes.get_errno(), "syncfs")
 
 
@@ -163,8 +164,8 @@ def size_of(status: os.stat_result) -> int:
 def remove_folder(*, parent_fd: int, name: str, scratch: Path) -> Usage:
     """Remove the folder `name` in an open folder; return its usage.
 
-    It is renamed into `scratch` first, so it disappears at once. If a process still writes to it, parts cannot be
-    removed, and stay in `scratch` until garbage collection.
+    The folder is renamed into `scratch` first, so it disappears at once. If a process still writes to it, parts cannot
+    be removed, and stay in `scratch` until garbage collection.
     """
     scratch_path = scratch / secrets.token_hex(16)
     trash.grant_owner_access(name, parent_fd)  # a folder can be renamed only if it is writable

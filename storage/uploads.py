@@ -1,8 +1,9 @@
 """Resumable uploads (https://tus.io): create, append, join, finish, terminate, expire.
 
-Each upload has a file, to which its bytes are written once. Its offset, where the client continues, is the length of
-this file, so it is correct after a crash of any process. A crash of the machine can only make the file shorter, because
-file systems write data before the length that covers it. The file is forced to the disk (fsync) before it is used.
+Each upload has a file, to which its bytes are written once. The upload's offset, where the client continues, is the
+length of this file. So the offset is correct after a crash of any process. A crash of the machine can only make the
+file shorter, because file systems write data before the length that covers it. The file is forced to the disk (fsync)
+before it is published or stored.
 
 Any process may serve any request. A request that appends bytes holds an advisory lock of PostgreSQL until it has
 written all that arrived. A request for the offset waits for this lock, so that the client does not send these bytes
@@ -59,20 +60,21 @@ its reserved quota is released."""
 KEPT_AFTER_END = timedelta(days=1)
 """How long the result of an upload can be read."""
 MAX_OPEN = 1000
-"""How many unfinished uploads an organization may have. Clients send a few at a time, so most of them are abandoned."""
+"""How many unfinished uploads an organization may have. Clients send only a few at a time; the others are abandoned."""
 CHECKSUMS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
 """The algorithms by which a client may protect a single request against transmission errors. tus requires SHA-1."""
 SETTLE_SECONDS = 8.0
-"""How long a request waits for the lock while an earlier one receives or writes bytes. Clients wait at least 10 s for a
-response."""
+"""How long a request waits for the lock while an earlier request receives or writes bytes. Less than 10 s, because
+clients wait at least so long for a response."""
 QUIET_SECONDS = 0.5
 """A request that receives nothing for this long ends if another request for the same upload waits for the lock. The
 client has then lost the connection of the first request, and uses a new one."""
 APPEND_LOCK = 7_416
 """The first key of the advisory lock for appending; the second is made of the upload's primary key. The number is
-arbitrary, but must not change, so that an old and a new version exclude each other during an upgrade."""
+arbitrary, but must not change: during an upgrade, processes of the old and the new version must exclude each other."""
 MAX_KEPT_DIGESTS = 256
-"""How many hash states of unfinished uploads a process keeps in memory. Without its state a file is read once more."""
+"""How many hash states of unfinished uploads a process keeps in memory. If the state of an upload is dropped, its file
+is read again when the upload is finished."""
 FINISH_LOCK = 7_415
 """The first key of the advisory lock for finishing; the second is a hash of the upload's key. Arbitrary, but must not
 change, like APPEND_LOCK. `jobs.locks.COPIES` has the same number; the second keys tell the two locks apart."""
@@ -80,8 +82,8 @@ FLUSH_BYTES = 64 * 1024**2
 """Each time this many bytes have arrived, they are forced to the disk while more arrive. So the client does not wait
 for all of them at the end. At most twice as many are not yet on the disk."""
 FETCH_LOCK_FILE = "fetch-slot"
-"""The name of the file whose lock is held by the process that fetches direct uploads (`direct_uploads`). It is defined
-here, because `needed_file_names` must have it."""
+"""The name of the lock file for fetching direct uploads (`direct_uploads`). It is defined here, because
+`needed_file_names` must contain it."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
 """The states of uploads that have neither a result nor an error yet."""
 
@@ -90,7 +92,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NewUpload:
-    """The values of a new upload, as the client sent them."""
+    """The values of a new upload, as the client sent them, named as the columns of `Upload`."""
 
     size_bytes: int
     purpose: str = ""
@@ -130,6 +132,7 @@ def create(*, organization: Organization, user: User | None, new: NewUpload) -> 
         remaining = quota.lock_remaining(organization)  # concurrent calls wait here, so MAX_OPEN holds for all together
         if Upload.objects.filter(organization=organization, state__in=OPEN_STATES).count() >= MAX_OPEN:
             raise TooManyUploads
+        # The upload's file is one entry, which counts ENTRY_BYTES besides its content.
         if new.size_bytes + ENTRY_BYTES > remaining.size_bytes or not remaining.entry_count:
             raise TooLarge
         upload = _insert(organization, user, new)
@@ -155,9 +158,11 @@ def create_final(
         if not parts or len(parts) != len(part_keys) or len(by_key) != len(part_keys):
             raise parts_invalid
         final = parts[0].final
+        # All parts must be complete, and either all unused or all in the same final upload.
         if any(part.final_id != parts[0].final_id or offset_of(part) != part.size_bytes for part in parts):
             raise parts_invalid
         if final is not None:
+            # A repeated call must name all parts of the final upload, in the same order.
             if [part.position for part in parts] != list(range(final.parts.count())):
                 raise parts_invalid
             return final
@@ -166,6 +171,7 @@ def create_final(
         final = _insert(organization, user, new)
         for position, part in enumerate(parts):
             rows.filter(pk=part.pk).update(final=final, position=position, state=Upload.States.COMPLETE)
+        # The final upload's own allocation, which `_insert` made, replaces the parts' allocations.
         Allocation.objects.filter(key__in=[part.allocation_key for part in parts]).delete()
     return final
 
@@ -185,20 +191,21 @@ def offset_of(upload: Upload) -> int:
     try:
         return _file(upload).stat().st_size
     except FileNotFoundError:
-        # While an upload is being finished, its file may already have been moved to the workspace.
+        # While an upload is being finished, its file may already have been moved to the workspace. Before that, only a
+        # final upload has no file: its parts are not joined yet.
         return upload.size_bytes if upload.state == Upload.States.FINISHING else 0
 
 
 _offset_waiters = BoundedSemaphore(max(1, settings.WEB_THREADS // 2))
-"""Limits how many requests for an offset wait in this process. They block threads, of which half stay free
-for pages."""
+"""Limits how many requests for an offset wait in this process. Each blocks a thread; half of the threads stay free for
+pages."""
 
 
 def settled_offset_of(upload: Upload) -> int:
     """Return the offset after an earlier request has written its bytes; wait for this at most SETTLE_SECONDS.
 
     A client that lost its connection asks for the offset at once, while the bytes that it sent before are still being
-    written. If it got the current offset, it would send those bytes again. `_offset_waiters` limits how many requests
+    written. With the current offset, it would send those bytes again. `_offset_waiters` limits how many requests
     wait at once; the others get the current offset. Raises UploadEnded if the upload failed, or if its file is missing,
     as after the restore of a backup.
     """
@@ -233,9 +240,11 @@ def _refresh(upload: Upload) -> None:
 def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum | None = None) -> int:
     """Append the bytes in `stream`, and return the new offset. `offset` must be the current one.
 
-    If the connection breaks, the bytes that arrived are kept, and UploadBroken is raised. With a checksum, they are
-    kept only if all have arrived and match it; else ChecksumMismatch or UploadBroken is raised. Raises OffsetConflict,
-    StorageFull, TooLarge if there are more bytes than the upload's size, and UploadEnded if it was terminated.
+    If the connection breaks, the bytes that arrived are kept, and UploadBroken is raised. With a checksum, bytes
+    are kept only if all have arrived and match it; else UploadBroken or ChecksumMismatch is raised.
+
+    Raises OffsetConflict, StorageFull, TooLarge if there are more bytes than the upload's size, UploadEnded if the
+    upload was terminated, and NotAllowed for a final or direct upload.
     """
     if upload.parts.exists():
         raise NotAllowed(_("A final upload takes no bytes. Send them to its parts."))
@@ -331,7 +340,7 @@ def append_locked(upload: Upload, offset: int, stream: Readable) -> int:
         translate_os_errors(),
         _open_for_writing(upload) as file_fd,
         _digest_of(upload, offset) as digest,
-        ThreadPoolExecutor(2, thread_name_prefix="upload") as threads,
+        ThreadPoolExecutor(2, thread_name_prefix="upload") as threads,  # at its end, waits for the last hash
     ):
         hashing: Future[None] | None = None
         flushing: Future[None] | None = None
@@ -506,8 +515,8 @@ def _publish_or_store(upload: Upload) -> None:
     try:
         file = _file(upload).open("rb")
     except FileNotFoundError:
-        # An archive is never moved, and no file is moved before FINISHING, so it is lost, as after the restore of a
-        # backup.
+        # An archive is never moved, and no file is moved before FINISHING. So the file is lost, as after the restore of
+        # a backup.
         if upload.purpose == Upload.Purposes.DATASET or upload.is_unpacked or upload.state == Upload.States.RECEIVING:
             raise UploadEnded from None
         # An earlier call moved the file into the workspace, and was interrupted before it counted the file there.
@@ -572,7 +581,9 @@ def _end(upload: Upload, **values: object) -> None:
 def _join_parts(upload: Upload) -> None:
     """Move the bytes of a final upload's parts into its file. Continue where an interrupted call ended."""
     parts = list(Upload.objects.filter(final=upload).order_by("position"))
-    is_joined = _file(upload).exists() and offset_of(upload) == upload.size_bytes  # a file of empty parts is needed too
+    # `exists`, because an upload of 0 bytes needs a file too, and a missing file has the offset 0.
+    is_joined = _file(upload).exists() and offset_of(upload) == upload.size_bytes
+    # In the state FINISHING the file was complete before, and may already be in the workspace.
     if not parts or is_joined or upload.state == Upload.States.FINISHING:
         return
     end = 0
@@ -588,7 +599,10 @@ def _join_parts(upload: Upload) -> None:
 
 
 def _append_file(source: Path, target_fd: int, end: int) -> None:
-    """Append to the open file `target_fd` what it lacks of `source`, which must end at the position `end` there."""
+    """Append `source` to the open file `target_fd`, without the bytes that an earlier call has appended.
+
+    `end` is the position in the target at which `source` must end.
+    """
     missing = end - os.fstat(target_fd).st_size
     if missing <= 0:
         return
@@ -605,7 +619,8 @@ def _append_file(source: Path, target_fd: int, end: int) -> None:
 def terminate(upload: Upload) -> None:
     """Delete an upload with its bytes, and release its quota. A version or file that it has produced stays.
 
-    If another process is finishing it, `finish` fails there. Raises UploadEnded for a part that a final upload uses.
+    If another process is finishing the upload, its `finish` raises NotFound. Raises UploadEnded for a part that a final
+    upload uses.
     """
     with transaction.atomic():
         quota.lock(upload.organization)  # `create_final` locks it too, and may just have used the part
@@ -678,7 +693,7 @@ def _insert(organization: Organization, user: User | None, new: NewUpload) -> Up
         purpose=new.purpose,
         name=new.name,
         path=new.path,
-        filename=new.filename[:255],
+        filename=new.filename[:255],  # the length of the column
         is_unpacked=new.is_unpacked,
         metadata=new.metadata,
         size_bytes=new.size_bytes,

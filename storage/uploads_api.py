@@ -40,6 +40,7 @@ EXTENSIONS = "creation,creation-with-upload,checksum,expiration,termination,conc
 BYTES_TYPE = "application/offset+octet-stream"
 """The media type that tus requires for bytes of an upload."""
 BODY = {BYTES_TYPE: OpenApiTypes.BINARY}
+"""A request body of bytes, for the API schema."""
 PARTIAL, FINAL = "partial", "final;"
 """The values of `Upload-Concat`. After `final;` the client names the URLs of the parts."""
 SIZE_END = 2**63
@@ -100,6 +101,7 @@ class _TusView(TenantView):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Check access, and then the version of tus. GET is not part of tus, and needs no version."""
         super().initial(request, *args, **kwargs)
+        # `hasattr`, because a method that the view lacks gets a 405, whatever its headers are.
         is_tus = request.method in {"HEAD", "POST", "PATCH", "DELETE"} and hasattr(self, request.method.lower())
         if is_tus and request.headers.get("Tus-Resumable") != TUS_VERSION:
             raise UnsupportedVersion

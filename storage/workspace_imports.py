@@ -53,7 +53,7 @@ def start_import(
     `git_secret` is the name of the secret with an access token, or empty.
     """
     catalog.validate_texts(name, description)
-    # Called only for its checks: the worker calls it again for the function that it returns.
+    # Called here only for its checks. The worker calls `git_fill` again, and uses the function that it returns.
     git_fill(organization=organization, url=git_url, branch=git_branch, secret=git_secret)
     with transaction.atomic():
         # Concurrent calls wait here, so they cannot use one name twice or exceed MAX_OPEN together.

@@ -34,7 +34,7 @@ def start_workspace(
         raise InvalidInput(
             fields={"template": _("Choose an example, a workspace to copy or a repository, not several.")}
         )
-    fill = template_fill(template) if template else None
+    fill = template_fill(template) if template else None  # writes the first files (`catalog.Fill`)
     if copy_of:
         try:
             fill = copy_fill(selectors.workspace_named(organization, copy_of))

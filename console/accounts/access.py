@@ -77,9 +77,10 @@ def is_still_allowed(request: Request, capability: Capability) -> bool:
 
 
 def membership_of_session(session_key: str, *, organization_id: int) -> Membership | None:
-    """Return a usable membership in this organization: that of the user who is logged in with this session.
+    """Return the membership in this organization of the user who is logged in with this session.
 
-    None after a log-out or a changed password, or if the user lacks a second factor that the organization requires.
+    None after a log-out or a changed password, if the user is not an active member, or if the user lacks a second
+    factor that the organization requires.
     """
     user = user_of_session(session_key)
     usable = selectors.usable_memberships().select_related("organization", "user")

@@ -23,8 +23,8 @@ from console.accounts.models import Invitation, User
 from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
-"""How many log-ins to one account may fail from one IP address in this window. The numbers are those of allauth's own
-limit, which ACCOUNT_RATE_LIMITS switches off: it counts by account alone, so anyone could lock the owner out."""
+"""How many log-ins to one account may fail from one IP address in this window. allauth's own limit, which has the same
+numbers, counts by account alone, so anyone could lock the owner out. ACCOUNT_RATE_LIMITS switches it off."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -51,7 +51,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         super().pre_authenticate(request, **credentials)
         email = credentials.get("email", "")
         user = selectors.user_of_address(email=email)
-        key = self._attempts_key(user.email if user else email)
+        key = self._attempts_key(user.email if user else email)  # one count for all addresses of a user
         cache.add(key, 0, LOGIN_WINDOW_SECONDS)
         if cache.incr(key) > MAX_LOGIN_FAILURES:
             raise self.validation_error("too_many_login_attempts")
@@ -132,9 +132,10 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         return settings.SIGNUP != "closed" and (not email or services.may_sign_up(email))
 
     def _find_invitation(self, request: HttpRequest, sociallogin: Any) -> Invitation | None:
-        """Return the invitation of a sign-up, if it was sent to the new account's address and the provider verified it.
+        """Return the invitation of a sign-up, if it was sent to the new account's address, which the provider verified.
 
-        It is the page to which the log-in leads, or in the URL. Anyone can add either.
+        The invitation's token is in the URL, or in the address of the page that follows the log-in. Anyone can put a
+        token there.
         """
         token = request.GET.get("invitation") or _token_in(sociallogin.state.get("next") or "")
         invitation = invitations.find(token)

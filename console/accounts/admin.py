@@ -110,8 +110,8 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc, type-arg]  #
     def reset_second_factors(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
         """Let people who lost their second factors log in with the password alone.
 
-        The owners of each of their organizations see it in the audit log. For a person without an organization, the
-        entry belongs to none.
+        The owners of each person's organizations see the removal in the audit log. For a person without an
+        organization, the entry belongs to none.
         """
         actor = _actor_of(request)
         for user in queryset:

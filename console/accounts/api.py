@@ -151,14 +151,17 @@ class NewServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
 
 
 def _require_within_scopes(actor: Membership, token: ApiToken) -> None:
-    """Raise NotAllowed if `token` may do more than the token of the request, if that is limited."""
+    """Raise NotAllowed if the request uses a token that is limited to scopes, and `token` may do more."""
     scopes = token.scope_set()
     if actor.scopes is not None and (scopes is None or not scopes <= actor.scopes):
         raise NotAllowed
 
 
 def _require_role_within_scopes(actor: Membership, role: str) -> None:
-    """Raise NotAllowed if `role`, that of whom a request is about, may do more than the request's token, if limited."""
+    """Raise NotAllowed if the request uses a token that is limited to scopes, and `role` allows more.
+
+    `role` is that of the member or invitation that the request changes.
+    """
     if not actor.may_grant(role):
         raise NotAllowed
 

@@ -1,8 +1,8 @@
 """Send mails once, in each recipient's language and time zone, and retry after failures.
 
-A row marks a mail as due. Each recipient gets an email of their own: the sender leases the recipient, sends, and notes
-that it did. Mails are never sent inside a transaction. A worker that is killed loses no mail; if it was killed between
-sending and noting, one recipient gets the mail again.
+A row, such as an Invitation, marks a mail as due until its `mailed_at` is set. Each recipient gets an email of their
+own: the sender leases the recipient, sends, and notes that it did. Mails are never sent inside a transaction. A worker
+that is killed loses no mail; if it was killed between sending and noting, one recipient gets the mail again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ PERMANENT_FAILURE = 500
 LEASE = timedelta(minutes=10)
 """How long a worker may take to send one email. Each step of SMTP takes at most `settings.EMAIL_TIMEOUT`."""
 TRY_FOR = timedelta(days=7)
-"""How long a recipient is tried whose server refuses the email for now. A mailbox that is full for longer, or a domain
-that has gone, would be tried every minute for ever."""
+"""How long an email is tried again while the recipient's server refuses it for now. Without this limit, a full mailbox,
+or a domain that has gone, would be tried every minute for ever."""
 ABANDONED_AFTER = timedelta(days=7)
-"""Emails are tried again within an hour at most, so one that no worker tried for so long is no longer due."""
+"""After this time without a try, an email is no longer due, because due ones are tried again within an hour. Its
+recipients are then forgotten."""
 Renderer = Callable[[], tuple[str, str]]
 """Renders subject and text in the active language and time zone."""
 
@@ -123,12 +124,12 @@ def send_approval(user: Recipient) -> bool:
 
 @shared_task(name="console.accounts.emails.forget_abandoned")
 def forget_abandoned() -> None:
-    """Delete the recipients of emails that are no longer due, such as those of a deleted row."""
+    """Delete the recipients of emails that are no longer due, for example because the row was deleted."""
     EmailDelivery.objects.filter(seen_at__lt=timezone.now() - ABANDONED_AFTER).delete()
 
 
 def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]) -> None:
-    """Send those of the emails, each with one recipient, that were not sent and that no other worker sends."""
+    """Send the emails, each with one recipient, that were not sent yet and that no other worker is sending."""
     if not mails:
         return
     try:
@@ -146,7 +147,7 @@ def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]
 
 
 def _claim(rows: QuerySet[Any], source: str, address: str) -> EmailDelivery | None:
-    """Reserve a recipient for this worker. Return None if they got the email, or another worker is sending it."""
+    """Reserve a recipient for this worker. Return None if the email was sent, or another worker is sending it."""
     now = timezone.now()
     with transaction.atomic():
         # With the lock, no other worker completes the email and deletes its recipients in between.

@@ -1,4 +1,4 @@
-"""The additional sign-up field. allauth mixes this form into its own, so it must not import allauth."""
+"""The additional sign-up field. allauth's forms import this module, so this module must not import allauth."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 class NulByteMiddleware:
     """Refuses query strings with a NUL byte, and such paths of `/admin/`, because PostgreSQL rejects that byte.
 
-    Forms, API fields and other paths are checked where they are parsed. The admin would pass it on unchecked.
+    Forms, API fields and other paths are checked where they are parsed. The admin would use such a path unchecked.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -55,7 +55,7 @@ class TimeZoneMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Pass the request on in the reader's time zone."""
         browser_zone = unquote(request.COOKIES.get(zones.COOKIE, ""))
-        # `request.user` reads the session. Without the cookie nobody is logged in, so it is not read.
+        # `request.user` reads the session. Without the session's cookie nobody is logged in, so skip reading it.
         has_session = settings.SESSION_COOKIE_NAME in request.COOKIES and request.path_info not in MONITORING_PATHS
         user = request.user if has_session else None
         if not isinstance(user, User) or not user.is_authenticated:
@@ -81,7 +81,7 @@ class TenantRequest(HttpRequest):
 
     @cached_property
     def membership(self) -> Membership | None:
-        """Return the membership chosen in this session, else the one of the last session, else the oldest."""
+        """Return the membership that was chosen in this session, or else in the last session, or else the oldest."""
         if not self.user.is_authenticated:
             return None
         cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
@@ -123,8 +123,8 @@ class StaffMiddleware:
 class OrganizationMiddleware:
     """Gives every request the attributes of TenantRequest, by replacing the request's class.
 
-    `membership` must be lazy, because health checks and token requests need no session, and it may be None. Django's
-    SimpleLazyObject is lazy too, but `is None` is False for one that wraps None.
+    `membership` is read on first use, because health checks and token requests need no session. Django's
+    SimpleLazyObject would not do: if there is no membership, it wraps None, and `is None` is False for it.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -25,7 +25,7 @@ from console.accounts.models import Membership, User
 from console.sign_in import LOCAL_HOSTS
 
 ORGANIZATIONS, NOTEBOOKS = "organizations", "notebooks"
-"""The scopes that this console adds to those of OpenID Connect."""
+"""The scopes that this console defines, besides OpenID Connect's."""
 SCOPES = {
     "openid": _("Know who you are"),
     "email": _("See your email address"),
@@ -90,9 +90,8 @@ def is_redirect_uri(text: str) -> bool:
     except ValidationError:
         return False
     url = urlsplit(text)
-    # Nobody can read on the way what is sent there.
-    is_private = url.scheme == "https" or url.hostname in LOCAL_HOSTS
-    return is_private and text.isascii() and not url.username and not url.fragment
+    is_encrypted_or_local = url.scheme == "https" or url.hostname in LOCAL_HOSTS
+    return is_encrypted_or_local and text.isascii() and not url.username and not url.fragment
 
 
 def clients_of(user: User) -> list[Client]:

@@ -21,12 +21,13 @@ class TenantView(APIView):
     """Base class of API views that act for an organization."""
 
     capabilities: ClassVar[Mapping[str, Capability]] = {}
+    """The capability that each HTTP method needs. `HasCapability` refuses a method that is missing here."""
 
     @property
     def membership(self) -> Membership:
-        """Return the request's membership. Use it after the permission check, which requires one.
+        """Return the request's membership. Use it after the permission check, which refuses requests without one.
 
-        Raises PermissionError, which becomes a 500, if a view did without the check.
+        Raises Python's PermissionError if a view left out that check: a bug, so it becomes a 500 and no 403.
         """
         membership = request_membership(self.request)
         if membership is None:

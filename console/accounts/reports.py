@@ -22,7 +22,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """A report. `figures` are (name, value) pairs; `back` is the URL of its back link."""
+    """A report. `figures` are (name, value) pairs, `notes` are sentences, and `back` is the URL of the link back."""
 
     title: str
     figures: Sequence[tuple[str, str]] = ()

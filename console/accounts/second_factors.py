@@ -24,7 +24,8 @@ from console.core import encryption
 from console.installation.selectors import installation
 
 ENCRYPTION_PURPOSE = b"trainyard second factors"
-"""The purpose by which the keys are encrypted (`console.core.encryption`). Another value would make them unreadable."""
+"""The key that encrypts apps' keys and recovery codes is derived from this purpose (`console.core.encryption`). If it
+changes, stored ones can no longer be decrypted."""
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
 """The types that protect a log-in. Recovery codes only replace a lost one, so they are not among these types."""
 
@@ -89,7 +90,7 @@ class ConfirmationForm(_LimitedByAccount, ReauthenticateForm):  # type: ignore[m
 
 
 class PasskeyForm(AddWebAuthnForm):  # type: ignore[misc]  # as above
-    """The form of a new passkey. With `passwordless`, the default, it replaces the password at log-in."""
+    """The form of a new passkey. A passkey with `passwordless`, the default, replaces the password at log-in."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,8 +1,8 @@
 """Every change to accounts: organizations, members, the service's activation, API tokens, and the audit log.
 
-Callers check the actor's capability, except for the activation of the service, which checks it here. The rules for
-everyone are enforced here: an organization always has an owner, and a service is activated only after its terms were
-accepted.
+Callers check the actor's capability; only `activate_service` and `deactivate_service` check it themselves. The rules
+for everyone are enforced here: an organization always has an owner, and a service is activated only after its terms
+were accepted.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def remove_member(*, membership: Membership, actor: User | None) -> None:
             return
         if current.role == Role.OWNER:
             _require_another_owner(current)
-        current.delete()
+        current.delete()  # with the member's tokens
         record_audit_event(
             organization=membership.organization, actor=actor, action="member.removed", target=membership.user.email
         )
@@ -342,7 +342,7 @@ def token_digest(secret: str) -> str:
 
 
 def may_sign_up(email: str) -> bool:
-    """Return whether people with an address of this email domain may sign up."""
+    """Return whether SIGNUP_EMAIL_DOMAINS allows people to sign up with this address."""
     domains = settings.SIGNUP_EMAIL_DOMAINS
     return not domains or email.rpartition("@")[2].lower() in domains
 
@@ -439,7 +439,8 @@ def _insert_organization(name: str) -> Organization:
 def lock(organization: Organization) -> None:
     """Lock the organization's row for this transaction: two owners who demote each other must not both succeed.
 
-    Rows that reference it can still be inserted (`no_key`), also by those who hold a lock that the caller wants next.
+    With `no_key`, other transactions can still insert rows that reference the organization. Otherwise one of
+    them could wait for this lock while it holds another lock that the caller wants next: a deadlock.
     """
     Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
 

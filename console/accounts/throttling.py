@@ -1,6 +1,6 @@
 """The rate limit of the API: requests per minute of one API token, or of one person in browsers and OpenID clients.
 
-`rest_framework.views` imports this module through the settings, so this module may import it for types only.
+`rest_framework.views` imports this module through the settings. So this module may import that one for types only.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ REGIONS = ("Africa", "America", "Antarctica", "Arctic", "Asia", "Atlantic", "Aus
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the time zones on offer: UTC and those of places."""
+    """Return the time zones on offer: UTC, and all with the name of a place."""
     return ("UTC", *sorted(name for name in available_timezones() if name.partition("/")[0] in REGIONS))
 
 

@@ -235,7 +235,7 @@ def _refuse_newer(manifest: dict[str, Any]) -> None:
 
 def _refuse_other_key(source: Path, manifest: dict[str, Any], *, force: bool) -> None:
     """Raise BackupRefused if the restored installation could not decrypt the backup's secrets."""
-    # `_replace_data` replaces a generated key by that of the backup, but cannot change a SECRET_KEY of the environment.
+    # `_replace_data` replaces a generated key by the backup's key, but cannot change a SECRET_KEY of the environment.
     will_replace_key = KEY_FILE in manifest["parts"] and _has_generated_key()
     if manifest["key"] == _fingerprint(settings.SECRET_KEY) or will_replace_key or force:
         return
@@ -257,7 +257,10 @@ def _refuse_existing_data(*, force: bool) -> None:
 
 
 def _is_hidden_or_empty(path: Path) -> bool:
-    """Return whether a path is an empty folder or hidden, unless it holds outputs. A new installation may have both."""
+    """Return whether a path is an empty folder or hidden, which a new installation may have.
+
+    The hidden folder of the outputs of jobs (PACKED_HIDDEN_NAMES) counts only if it is empty.
+    """
     is_hidden = path.name.startswith(".") and path.name not in trees.PACKED_HIDDEN_NAMES
     return is_hidden or (path.is_dir() and not any(path.iterdir()))
 
@@ -324,7 +327,7 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
 
 
 def _swap_entries(root: Path) -> None:
-    """Move the entries of `root` into REPLACED, and those of NEW into `root`.
+    """Move the entries of `root` into REPLACED, and the entries of NEW into `root`.
 
     `root` itself is not renamed, because it may be a mount point.
     """
@@ -355,7 +358,7 @@ def _remove_hidden(root: Path, name: str) -> None:
 
 
 def _has_generated_key() -> bool:
-    """Return whether this installation's SECRET_KEY is the one that it generated itself."""
+    """Return whether this installation uses a SECRET_KEY that it generated itself."""
     generated = settings.VAR_DIR / KEY_FILE
     return bool(generated.exists() and generated.read_text().strip() == settings.SECRET_KEY)
 

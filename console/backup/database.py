@@ -32,8 +32,8 @@ LIBPQ_OPTIONS = {
     "channel_binding", "connect_timeout", "gssencmode", "krbsrvname", "options", "passfile", "requirepeer", "service",
     "sslcert", "sslcrl", "sslkey", "sslmode", "sslrootcert", "target_session_attrs",
 }  # fmt: skip
-"""The options in Django's database settings that are passed to the tools: those of libpq, which psycopg uses too. Other
-options, such as `pool`, are Django's own."""
+"""The options in Django's database settings that are passed to the tools: the options of libpq, which psycopg and the
+tools use. Other options, such as `pool`, are Django's own."""
 
 
 class DatabaseToolFailed(Exception):
@@ -132,7 +132,7 @@ def server_version() -> int:
     """Return the server's major version, such as 18."""
     with connection.cursor() as cursor:
         cursor.execute("SHOW server_version_num")
-        return int(cursor.fetchone()[0]) // 10000
+        return int(cursor.fetchone()[0]) // 10000  # such as 180001 for 18.1
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Pack folders into tar files, and unpack them.
 
-Customers' code may write into the folders while they are packed. It can neither stop a backup nor lead it out of the
-folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while it
-is read is read again. Entries that cannot be packed are left out and listed, and so are files that changed each time.
+Customers' code may write into the folders while they are packed. This code can neither stop a backup nor lead it out of
+the folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while
+it is read is read again. Entries that cannot be packed are left out and listed, and so are files that changed each
+time.
 
 The `tar` program is not used, because it does not read changed files again, and packs trees that are too deep to be
 restored. But it can unpack these files: they are POSIX tar (pax) with GNU's sparse format.
@@ -47,7 +48,7 @@ class BrokenTree(Exception):
 class PackResult:
     """The contents of a tar file. `bytes` is the size of the tar file.
 
-    `missing` counts the entries that `left_out` is about, also those beyond its first MAX_LISTED.
+    `missing` counts all entries that the tar file lacks or has in a mixed state; `left_out` lists the first of them.
     """
 
     files: int = 0
@@ -174,8 +175,9 @@ class _Packer:
                 self._result.report(path, "may not be read")
                 return
             except OSError as error:
-                if error.errno not in SWAPPED_ERRNOS:  # else it was replaced between two system calls
+                if error.errno not in SWAPPED_ERRNOS:
                     raise
+                # A job replaced the entry between two system calls: try again.
             else:
                 return
         self._result.report(path, "was replaced during each attempt to read it")

@@ -1,4 +1,4 @@
-"""Connect to hosts that customers name, such as those of webhooks, but not to private addresses of the operator.
+"""Connect to hosts that customers name, such as receivers of webhooks, but not to private addresses of the operator.
 
 A host name is resolved once, and the connection goes to an address that was checked. Therefore a DNS server that
 returns another address the second time (DNS rebinding) cannot redirect the connection.
@@ -31,7 +31,7 @@ class ForbiddenAddress(Exception):
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to the first of `addresses` that accepts it. The certificate for TLS must be that of `host`."""
+    """A connection to the first of `addresses` that accepts it. The certificate for TLS must be for `host`."""
 
     timeout: float
 

@@ -1,7 +1,8 @@
 """Encrypt what the console must be able to read again: customers' secrets, keys of second factors, tickets.
 
-The encryption keys are derived from SECRET_KEY, a different one for each purpose. Texts that were encrypted with a
-former SECRET_KEY can be decrypted as long as SECRET_KEY_FALLBACKS has it.
+Each encryption key is derived from SECRET_KEY and a purpose, which names one kind of secret. So a text of one kind
+cannot be decrypted as another. Texts that were encrypted with a former SECRET_KEY can be decrypted as long as
+SECRET_KEY_FALLBACKS has that key.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def decrypt(data: bytes | memoryview[int], *, purpose: bytes) -> str | None:
 
 
 def _cipher(purpose: bytes) -> MultiFernet:
-    """Return a cipher that encrypts with the key of SECRET_KEY, and decrypts with those of all keys."""
+    """Return a cipher that encrypts with SECRET_KEY, and decrypts with SECRET_KEY and SECRET_KEY_FALLBACKS."""
     keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return MultiFernet([Fernet(_derive_key(key, purpose)) for key in keys])
 
@@ -36,4 +37,5 @@ def _cipher(purpose: bytes) -> MultiFernet:
 def _derive_key(key: str | bytes, purpose: bytes) -> bytes:
     """Return the encryption key of a purpose, which is the `info` of HKDF (RFC 5869)."""
     raw = key if isinstance(key, bytes) else key.encode()
+    # Fernet's keys have 32 bytes, in URL-safe Base64.
     return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=purpose).derive(raw))

@@ -71,8 +71,8 @@ ERRORS_WITHOUT_CLASS: dict[str, tuple[int, Text]] = {
     "internal_error": (500, INTERNAL),
     "database_unavailable": (503, DATABASE_UNAVAILABLE),
 }
-"""Status and message, by code, of errors that also, or only, arise outside of the API's views, where Django's
-handlers answer them (`console.api`)."""
+"""Status and message, by code, of errors that can arise outside of the API's views. Django's handlers then answer them
+(`console.api`)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Errors shown to customers: their root class, and those of accounts. Other packages have modules `errors` too."""
+"""Errors shown to customers: their root class, and the errors of accounts. Other packages have modules `errors` too."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class ServiceInactive(AccountsError):
 
 
 class OrganizationClosing(AccountsError):
-    """The organization is being closed, cannot be closed yet, or can no longer be kept.
+    """The organization is being closed, cannot be closed yet, or its closure can no longer be withdrawn.
 
-    Raised for actions that conflict with its closure (`jobs.closure`).
+    `jobs.closure` closes organizations, after a notice period.
     """
 
     code = "organization_closing"

@@ -49,7 +49,7 @@ class Schema(AutoSchema):
     """Describes the error responses of every operation, which drf-spectacular cannot infer from a view."""
 
     def _get_response_bodies(self, direction: Any = "response") -> dict[str, Any]:
-        """Return the operation's responses by status, with those of errors."""
+        """Return the operation's responses by status, errors included."""
         bodies: dict[str, Any] = super()._get_response_bodies(direction)
         if direction == "response":
             for codes in ("4XX", "5XX"):

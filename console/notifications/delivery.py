@@ -2,8 +2,7 @@
 
 The receivers belong to customers, and may be slow or hostile. Therefore only one process delivers at a time, in rounds,
 with THREADS threads, and a round sends at most one request to each webhook. A request goes only to a public address,
-follows no redirects, and each of its steps ends after REQUEST_SECONDS, except the DNS query, which has the resolver's
-own limit.
+and follows no redirects. Each of its steps ends after REQUEST_SECONDS, except the DNS query, which the resolver limits.
 """
 
 from __future__ import annotations
@@ -38,8 +37,9 @@ REQUEST_SECONDS = 10.0
 THREADS = 8
 """How many requests are sent at once, so that a few slow receivers do not delay the others much."""
 ROUND_SIZE = 64
-"""The most deliveries that a round sends: 8 for each thread. If every receiver is slow, it takes 80 to 240 seconds, and
-8 times the resolver's limit longer if their DNS servers are slow too. glibc's is 10 seconds for each name server."""
+"""The most deliveries that a round sends: 8 for each thread. A slow receiver takes up to 30 seconds, three times
+REQUEST_SECONDS, so a round takes up to 240 seconds. Slow DNS servers make it longer: the resolver, glibc's, waits 10
+seconds for each name server."""
 NOTIFICATIONS_PER_CALL = 500
 """The most notifications that one call of `create_deliveries` handles, so that its transaction stays short."""
 RETENTION = timedelta(days=90)
@@ -181,7 +181,10 @@ def _send(delivery: Delivery, body: bytes, secret: str | None) -> RequestResult:
 
 
 def _store_result(delivery: Delivery, result: RequestResult) -> None:
-    """Store the result of a request: the delivery is delivered, has failed for good, or is due again later."""
+    """Store the result of a request: the delivery is delivered, has failed for good, or is due again later.
+
+    If `redeliver` has made the delivery due again during the request, store nothing, so that the next round sends it.
+    """
     now = timezone.now()
     tries = delivery.tries + 1
     values: dict[str, Any] = {"tries": tries, "status": result.status, "error": result.error}
@@ -191,12 +194,12 @@ def _store_result(delivery: Delivery, result: RequestResult) -> None:
         values |= {"state": Delivery.States.FAILED}
     else:
         values |= {"due_at": now + timedelta(seconds=RETRY_SECONDS[tries - 1])}
-    Delivery.objects.filter(pk=delivery.pk).update(**values)
+    Delivery.objects.filter(pk=delivery.pk, due_at=delivery.due_at).update(**values)
 
 
 @contextmanager
 def _delivery_lock() -> Iterator[bool]:
-    """Hold the lock to deliver during the block, unless another process has it; yield whether this process holds it.
+    """Hold the lock for delivering during the block; yield False at once if another process holds it.
 
     PostgreSQL releases the lock of a process that dies.
     """

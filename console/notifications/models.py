@@ -23,7 +23,7 @@ class Notification(models.Model):
 
     None: nobody gets it.
 
-    Pages and webhooks ignore this field. Therefore a deleted user, which makes it None, changes nothing for them.
+    Pages and webhooks ignore this field, which becomes None when the user is deleted.
     """
     created_at = models.DateTimeField(_("when"), auto_now_add=True)
     mailed_at = models.DateTimeField(null=True, blank=True)

@@ -21,7 +21,8 @@ from console.notifications.kinds import KINDS
 from console.notifications.models import Choices, Delivery, Notification, Webhook
 
 ENCRYPTION_PURPOSE = b"trainyard webhooks"
-"""The purpose by which the signing keys are encrypted (`console.core.encryption`). Stored keys depend on it."""
+"""The key that encrypts webhooks' signing keys is derived from this purpose (`console.core.encryption`). If it changes,
+stored signing keys can no longer be decrypted."""
 MAX_URL_LENGTH = 500
 """The length of the database column of a webhook's URL."""
 MAX_WEBHOOKS = 10
@@ -33,8 +34,8 @@ def publish(
 ) -> None:
     """Write a notification in the caller's transaction. Emails and webhooks are sent within seconds after its commit.
 
-    Pages show it to every member who may see the kind. `user` ordered the run, sweep or notebook that it is about, and
-    gets the email about it; other kinds have no `user`.
+    Pages show it to every member who may see the kind. `user` is who ordered the run, sweep or notebook that the
+    notification is about, and gets the email. Other kinds have no `user`.
     """
     Notification.objects.create(
         organization_id=getattr(organization, "pk", organization),

@@ -35,7 +35,7 @@ def require_profile(auth: OneLogin_Saml2_Auth) -> None:
     document = Xml.to_etree(auth.get_last_response_xml())
     if not Xml.query(document, f"{ASSERTION}/saml:Conditions/saml:AudienceRestriction/saml:Audience"):
         raise InvalidAssertion("It names no audience.")
-    request_id = auth.get_last_response_in_response_to()
+    request_id = auth.get_last_response_in_response_to()  # None in a log-in that the provider started
     for confirmation in Xml.query(document, f"{ASSERTION}/saml:Subject/saml:SubjectConfirmation"):
         data = confirmation.find("saml:SubjectConfirmationData", namespaces=Saml.NSMAP)
         if data is None or not data.get("Recipient") or not data.get("NotOnOrAfter"):

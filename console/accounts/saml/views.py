@@ -1,4 +1,4 @@
-"""The addresses that a SAML identity provider uses: the one for its responses, and the console's metadata."""
+"""The addresses that a SAML identity provider uses: for its responses, and for the console's metadata."""
 
 from __future__ import annotations
 

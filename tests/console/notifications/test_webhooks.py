@@ -102,6 +102,22 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
     assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.RETRY_SECONDS) + 1, 503)
 
 
+def test_a_delivery_that_is_sent_again_during_a_round_stays_due(owner, receiver, monkeypatch):
+    webhook, _secret = services.create_webhook(membership=owner, url=receiver.url)
+    publish(owner.organization)
+    receiver.statuses = [500]  # then 200
+    body_of = delivery.body_of
+
+    def send_again(row):
+        services.redeliver(webhook=webhook, delivery_pk=row.pk)
+        return body_of(row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delivery, "body_of", send_again)
+        assert delivery.deliver_due() == 0
+    assert delivery.deliver_due() == 1  # at once, without the pause before a retry
+
+
 def test_a_webhook_with_a_backlog_delays_no_other(owner, receiver, monkeypatch):
     monkeypatch.setattr(delivery, "ROUND_SIZE", 2)
     services.create_webhook(membership=owner, url=receiver.url)
