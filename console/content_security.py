@@ -1,4 +1,4 @@
-"""The Content-Security-Policy: strict for the console, looser for the admin, whose theme uses inline scripts."""
+"""The Content-Security-Policy: strict for pages, looser for the admin, whose theme needs inline styles and `eval`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PolicyMiddleware(CSPMiddleware):
     """Sends CONTENT_SECURITY_POLICY. It is looser on the admin's pages, and on a page whose request has FORM_TARGET."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        """Return the response with its policy. One without content, such as a redirect, shows nothing to protect."""
+        """Return the response with its policy. An empty response, such as a redirect, needs none."""
         if isinstance(response, HttpResponse) and not response.content:
             return response
         return super().process_response(request, response)

@@ -29,7 +29,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
     """Environment variables whose values are checked. Every method raises ImproperlyConfigured for an invalid value."""
 
     def whole_number(self, name: str, default: int, *, minimum: int = 1, maximum: int | None = None) -> int:
-        """Return a whole number from `minimum` to `maximum`, or of at least `minimum` without one."""
+        """Return a whole number from `minimum` to `maximum`, or of at least `minimum` if `maximum` is None."""
         if name not in self.ENVIRON:
             return default
         text: str = self.str(name)
@@ -139,7 +139,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
         return entries
 
     def _names_without_credentials(self, name: str, default: Sequence[str] = ()) -> list[str]:
-        """Return what `names` returns, of a list without an @."""
+        """Return the parts of a comma-separated list, as `names` does, but refuse a list that contains an @."""
         entries = self.names(name, default)
         _refuse_credentials(name, ",".join(entries))  # all before any is quoted: a password may contain a comma
         return entries

@@ -1,6 +1,6 @@
-"""Parse the setting NOTEBOOK_URL. Each notebook has a host name of its own below that of this URL.
+"""Parse the setting NOTEBOOK_URL. Each notebook has a host name of its own below the URL's host name.
 
-`console.serving.notebooks` serves them.
+`console.serving.notebooks` serves the notebooks.
 
 An invalid value stops the process at start.
 """
@@ -36,6 +36,7 @@ def parse(text: str, *, console_url: str) -> str:
             f"NOTEBOOK_URL is '{text}'. It must be {console.scheme}:// and a host name, as TRAINYARD_URL, "
             f"such as {console.scheme}://notebooks.example.net."
         )
+    # LOCAL_HOSTS are allowed, because by default a console at `localhost` has its notebooks below `localhost` too.
     if console.hostname and f".{console.hostname}".endswith(f".{url.hostname}") and url.hostname not in LOCAL_HOSTS:
         raise ImproperlyConfigured(
             f"NOTEBOOK_URL is '{text}'. The console must not be below this host name: notebooks could set its cookies."

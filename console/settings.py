@@ -376,15 +376,19 @@ REGISTRY_CHECKS: bool = env.switch("REGISTRY_CHECKS", True)
 """Whether customers' registries are asked if they have an image, when it is saved or quoted."""
 WEBHOOK_PRIVATE_ADDRESSES: bool = env.switch("WEBHOOK_PRIVATE_ADDRESSES", False)
 REGISTRY_PRIVATE_ADDRESSES: bool = env.switch("REGISTRY_PRIVATE_ADDRESSES", False)
+"""Whether webhooks, and the checks of REGISTRY_CHECKS, may connect to private IP addresses."""
 LOCAL_CPUS: float | None = env.number("LOCAL_CPUS", 0) or None
 LOCAL_MEMORY_MIB: int | None = env.whole_number("LOCAL_MEMORY_MIB", 0) or None
 LOCAL_DISK_MIB: int = env.whole_number("LOCAL_DISK_MIB", 51200)
 LOCAL_WARM_SECONDS: float = env.number("LOCAL_WARM_SECONDS", 1800, can_be_zero=True)
+"""How long interpreters for warm starts live after the last run of an image; 0: there are none."""
 PACKAGE_INDEXES: list[str] = env.package_indexes("PACKAGE_INDEXES")
 PACKAGE_FILE_HOSTS: list[str] = env.hosts("PACKAGE_FILE_HOSTS")
+"""Further hosts from which the files of packages may come, besides those of PACKAGE_INDEXES."""
 PACKAGES_MAX_MIB: int = env.whole_number("PACKAGES_MAX_MIB", 20480)
 PACKAGE_INSTALLATIONS_PER_DAY: int = env.whole_number("PACKAGE_INSTALLATIONS_PER_DAY", 20, minimum=0)
 TRAINYARD_RUN_NETWORK: str = env.choice("TRAINYARD_RUN_NETWORK", "private", ("private", "host"))
+"""private: each run on this machine has its own network, with loopback only; host: runs share the machine's network."""
 TOOLS_PER_ORGANIZATION: int = env.whole_number("TOOLS_PER_ORGANIZATION", 4, minimum=0)
 TOOLS_TOTAL: int = env.whole_number("TOOLS_TOTAL", 16, minimum=0)
 TOOLS_IDLE_SECONDS: int = env.whole_number("TOOLS_IDLE_SECONDS", 1800)

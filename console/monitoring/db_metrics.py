@@ -61,8 +61,8 @@ SELECT COALESCE(EXTRACT(EPOCH FROM statement_timestamp() - min(claimed_at)
 FROM jobs_attempt attempt JOIN jobs_job job ON job.id = attempt.job_id
 WHERE attempt.finished_at IS NULL AND job.state IN ('starting', 'running', 'stopping')
 """
-"""One row: the seconds since the oldest claim that is not submitted and since the oldest cancellation whose run still
-exists, and the number of nodes of open attempts."""
+"""One row: the seconds since the oldest claim without a submission, the seconds since the oldest cancellation whose run
+still exists, and the number of nodes of open attempts."""
 PAYMENTS = """
 SELECT state, count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float FROM billing_stripeevent
 WHERE state IN ('received', 'parked') GROUP BY state
@@ -70,8 +70,9 @@ UNION ALL
 SELECT 'quarantined', count(*), EXTRACT(EPOCH FROM statement_timestamp() - min(received_at))::float
 FROM billing_stripeevent WHERE state = 'quarantined'
 """
-"""For each open state of payment events: their number, and the age of the oldest in seconds. Two queries, because a
-partial index has the states of the first, and another one that of the second."""
+"""For each open state of payment events (`StripeEvent.States`): their number, and the age of the oldest in seconds.
+Parked events are retried, and quarantined ones wait for an administrator's decision. Two queries, because one
+partial index has the states of the first query, and another index has the state of the second."""
 LAG = """
 SELECT COALESCE(max(EXTRACT(EPOCH FROM COALESCE(applied_at, statement_timestamp()) - received_at)), 0)::float
 FROM (SELECT * FROM billing_stripeevent ORDER BY id DESC LIMIT %s) newest
@@ -182,7 +183,7 @@ def _update_sums() -> dict[str, Any]:
     too; `after` is the id of the last summed event; `behind` is 1 if there are more events to sum. Two processes that
     do this at once both compute correct sums, so it does not matter which writes last.
     """
-    key = redis_client.key("figures")  # the former name of the sums, since two versions read this key in an upgrade
+    key = redis_client.key("figures")  # an old name of the sums: two versions share the key during an upgrade
     try:
         sums: dict[str, Any] = json.loads(redis_client.client().get(key) or "{}")
     except redis.RedisError:
@@ -215,7 +216,7 @@ def _update_sums() -> dict[str, Any]:
 
 
 def _new_sums() -> dict[str, Any]:
-    """Return the sums before the first event. They belong to one database, because several may share a Redis."""
+    """Return the sums before the first event. They name their database, because several databases may share a Redis."""
     return {
         "version": SUMS_VERSION,
         "database": settings.DATABASES["default"]["NAME"],

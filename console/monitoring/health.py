@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 OK, DEGRADED, FAILED = "ok", "degraded", "failed"
 LATE_SECONDS = {heartbeats.BEAT: 60.0, heartbeats.WORKER: 60.0, heartbeats.WATCHER: 30.0}
-"""The age at which the last heartbeat of a process means that it does not work. Beat sends one every five seconds, a
-worker every two, a watcher every second."""
+"""The age at which the last heartbeat of a process means that it does not work. Beat sends one at least every five
+seconds, a worker every two, a watcher every second."""
 SCHEMA_CACHE_SECONDS = 60.0
 """How long the schema is assumed to stay up to date: the check loads every migration, and `/readyz` is called often."""
 REUSE_SECONDS = 1.0
@@ -125,7 +125,10 @@ def _recent_checks() -> list[CheckResult]:
 
 
 def isolation_gaps() -> dict[str, list[str]]:
-    """Return each cluster's isolation gaps, as its watcher last reported them; clusters without gaps are left out."""
+    """Return each cluster's isolation gaps: English sentences about what the cluster cannot isolate or limit.
+
+    A reconciliation reports them to Redis at intervals. Clusters without gaps are left out.
+    """
     try:
         clusters = heartbeats.latest(heartbeats.recent(), heartbeats.CLUSTER)
     except redis.RedisError:
@@ -228,7 +231,7 @@ def _check_others(passed: set[str]) -> list[CheckResult]:
         *((heartbeats.WATCHER, name) for name in settings.TRAINYARD_CLUSTERS),
     ]
     processes = [_check_process(kind, part, heartbeats.latest(recent, kind).get(part)) for kind, part in parts]
-    # The schema's result may be some seconds old, so both must have passed.
+    # The result for the schema may be SCHEMA_CACHE_SECONDS old, so the database must have passed its own check too.
     return processes + (_check_clusters() if {"database", "migrations"} <= passed else [])
 
 

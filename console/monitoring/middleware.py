@@ -110,7 +110,7 @@ def _detach_stream(request: HttpRequest, response: HttpResponseBase) -> HttpResp
     """Hand a streaming response to the server, and return a response with its status and headers, but no content.
 
     The server sends the stream after Django is done with the request, so that a slow client holds no thread. It finds
-    the stream in the request's `Exchange`. Another server, such as Django's test client, has none and gets `response`.
+    the stream in the request's `Exchange`. Without an Exchange, as in Django's test client, return `response` itself.
     """
     exchange = exchange_of(request)
     if exchange is None or not isinstance(response, StreamingHttpResponse):

@@ -122,7 +122,7 @@ def _problems() -> list[Figure]:
 
 
 def _utilization() -> Table:
-    """Return each cluster's resources and their use, as its watcher last reported them. Without Redis, no rows."""
+    """Return each cluster's resources and their use, as a reconciliation last reported them. Without Redis, no rows."""
     try:
         reports = heartbeats.latest(heartbeats.recent(), heartbeats.CLUSTER)
     except redis.RedisError:

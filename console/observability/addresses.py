@@ -45,9 +45,10 @@ def resolve_client(environ: MutableMapping[str, Any]) -> str | None:
 def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) -> str | None:
     """Return the client's IP address; None if `peer` is no IP address.
 
-    `peer` is the address of the connection. Each proxy appends the address of its own peer to `X-Forwarded-For`, so
-    this function reads `forwarded_for` from its end while the address is that of a trusted proxy. Entries that a client
-    wrote into the header come before those, and do not count. The search also ends at an entry that is no address.
+    `peer` is the address of the connection: the client's, unless it is a trusted proxy's. Each proxy appends the
+    address of its own peer to `X-Forwarded-For`. So this function reads `forwarded_for` from its end, up to the first
+    address that is no trusted proxy's. Entries that a client itself wrote come before that address, and are not read.
+    An entry that is no address ends the search too.
     """
     address = _parse_address(peer)
     if address is None:

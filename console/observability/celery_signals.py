@@ -15,9 +15,9 @@ from console.observability import context, heartbeats, tracing
 from console.observability.counters import TASK_SECONDS, TASK_TOTAL, buffer
 
 HEADER = "trainyard"
-"""The console's header of a task's message: a dict with the sender's context fields as "about", and its traceparent."""
+"""The header that the console adds to a task's message: a dict with the sender's context fields under "about", and the
+sender's traceparent under TRACEPARENT."""
 TRACEPARENT = "traceparent"
-"""The key of the traceparent in this header."""
 DISPATCHER = "dispatcher"
 """The program that starts jobs (`console.supervision.supervisor`); its Celery node name is `dispatcher@host`."""
 _process = {"program": heartbeats.WORKER}

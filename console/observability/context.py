@@ -27,7 +27,7 @@ VALID_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
 log."""
 
 _bound: ContextVar[dict[str, Value] | None] = ContextVar("bound", default=None)
-"""The fields of the innermost block of `bound`, with those of the blocks around it; None outside of any."""
+"""The fields of the innermost block of `bound`, with those of the blocks around it; None outside of every block."""
 
 
 def request_id(proposed: str) -> str:
@@ -37,8 +37,8 @@ def request_id(proposed: str) -> str:
 
 def fields() -> dict[str, Value]:
     """Return the current fields, in the order of `FIELDS`."""
-    bound = _bound.get()
-    return {name: bound[name] for name in FIELDS if name in bound} if bound else {}
+    current = _bound.get()
+    return {name: current[name] for name in FIELDS if name in current} if current else {}
 
 
 @contextmanager

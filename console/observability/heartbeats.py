@@ -25,8 +25,8 @@ BEAT, WORKER, WATCHER, WEB, CLUSTER, LEDGER = "beat", "worker", "watcher", "web"
 PROCESS_KINDS = (BEAT, WORKER, WATCHER, WEB)
 """The kinds of heartbeats that tell that a process works."""
 KINDS = (*PROCESS_KINDS, CLUSTER, LEDGER)
-"""All kinds of heartbeats. A worker sends those of the last two: with a cluster's capacity, and the last check of the
-ledger."""
+"""All kinds of heartbeats. Tasks of workers send the last two: CLUSTER with a cluster's capacity, and LEDGER with the
+findings of a check of the ledger."""
 DISPATCH = "dispatch"
 """The `part` of heartbeats of the dispatcher, whose kind is WORKER. The `part` of all other workers is empty."""
 INTERVAL_SECONDS = 1.0

@@ -95,9 +95,8 @@ def log_request(
 ) -> None:
     """Log a request to which a response was sent.
 
-    `size` is that of the response's body in bytes, and `fields` are the request's context fields.
-
-    The query of the URL is left out, because it may hold a secret of the client.
+    `size` is the size of the response's body in bytes, `fields` are the request's context fields, and `logger` is the
+    name of the logger. Callers pass the path without the URL's query, because the query may hold a secret.
     """
     details = {"method": method, "path": redact(path), "status": status, "seconds": round(seconds, 6), "bytes": size}
     message = f"{method} {details['path']} {status} {seconds * 1000:.1f} ms"
@@ -108,8 +107,8 @@ def _add_context(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Add the context fields of the request or task, and the id of its trace."""
     record = event["_record"]
     fields = getattr(record, "bound", None)  # set by `log_request`
-    # Django logs a failed response after all middleware, when the context variable is already empty. Its record has the
-    # request as `request`.
+    # Django logs a failed response after all middleware, when the context variable is already empty. The record of this
+    # line has the attribute `request`.
     request = getattr(record, "request", None)
     if not fields and request is not None:
         fields = request_scope(request).get(FIELDS_KEY)

@@ -1,4 +1,4 @@
-"""The Redis client of heartbeats and counters. Its timeouts are short, because no request or task depends on these."""
+"""The Redis client of heartbeats and counters. Its timeouts are short, because requests and tasks need neither."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class Application:
     def __init__(self, handler: Handler) -> None:
         self._respond = handler.respond
         self._pages = Threads(settings.WEB_THREADS, "page")
-        # Threads of their own, so that monitoring works while all other threads are busy. `/healthz` needs another than
-        # `/readyz`, which waits as long as a database accepts connections but does not answer.
+        # Monitoring has its own threads, so that it works while all other threads are busy. `/healthz` has one alone,
+        # because `/readyz` waits as long as a database accepts connections but does not answer.
         self._liveness = Threads(1, "liveness")
         self._monitoring = Threads(1, "monitoring")
         self._uploads = Threads(settings.UPLOAD_THREADS, "upload")
@@ -84,7 +84,7 @@ class Application:
             if scope["type"] == "http":
                 await refused.refusal.send_to(response.send)
             else:
-                # Before a websocket is accepted, the browser gets the status 403 and no code.
+                # The browser gets this code only if the websocket was already accepted, and else the status 403.
                 await response.send({"type": "websocket.close", "code": notebooks.NOT_ADMITTED})
         except ClientDisconnected:
             pass  # nobody is left to respond to
@@ -154,7 +154,7 @@ class Application:
         return await self._pages.run(self._respond, scope, b"")
 
     def _count_upload(self, scope: Scope, resources: ExitStack) -> None:
-        """Count an upload under its organization too, whose users can have many IP addresses. Raises Refused.
+        """Count an upload under its organization too, because members can have many IP addresses. Raises Refused.
 
         `resources` stops counting it when the request ends.
         """
@@ -189,7 +189,7 @@ class _RecordedResponse:
 
     async def send(self, message: Message) -> None:
         """Send an ASGI message, and record the status or the size that it has."""
-        if self.status == CLIENT_CLOSED_REQUEST:
+        if self.status == CLIENT_CLOSED_REQUEST:  # there was no response until now
             self.status = message.get("status") or WEBSOCKET_STATUS.get(message["type"], self.status)
         self.size += len(message.get("body", b""))
         await self._send(message)

@@ -193,7 +193,7 @@ class IncomingBody:
                 1, timeout=self.read_timeout_seconds
             )
         if not has_bytes:
-            self._receive_pending()
+            self._receive_pending()  # without the lock, which the event loop needs to add bytes
         with self._changed:
             if not self._buffered_bytes and self._end is None:
                 raise TimeoutError

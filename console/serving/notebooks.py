@@ -196,7 +196,7 @@ async def forward(address: Path | Tunnel, scope: Scope, body: IO[bytes], receive
 async def _socket_path(address: Path | Tunnel) -> AsyncIterator[str]:
     """Yield the path of a Unix socket on which the notebook answers. Raises Refused.
 
-    The address is that of a socket in a run folder on this machine, or a tunnel to another one.
+    `address` is the path of a socket in a run folder on this machine, or a tunnel to another machine.
     """
     async with AsyncExitStack() as resources:
         if isinstance(address, Path):

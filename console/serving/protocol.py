@@ -22,7 +22,7 @@ from console.serving.limits import Limit
 from console.serving.refusals import Refusal
 
 CHECK_SECONDS = 1.0
-"""The interval of checks of a connection's deadlines. They last 10 seconds or longer, so one more does not matter."""
+"""The interval of checks of a connection's deadlines. Each deadline is 10 seconds or more, so this delay is short."""
 LINGER_SECONDS = 10.0
 """How long the rest of a body is read and dropped after an early response. If the connection were closed at once, the
 kernel would send a TCP reset, and a client that still sends would lose the response. Even on a mobile network this
@@ -78,7 +78,8 @@ class GuardedProtocol(H11Protocol):
         """Give an upload the bytes that are still buffered, and stop counting the connection."""
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.body is not None and self.cycle is not None:
-            # uvicorn drops the bytes that the application has not received yet, but an upload keeps them.
+            # uvicorn drops the bytes that the application has not received yet. An upload keeps them, so that a client
+            # that resumes the upload need not send them again.
             exchange.body.add_remaining(bytes(self.cycle.body), is_complete=not self.cycle.more_body)
         super().connection_lost(exc)
         self._stop_counting()

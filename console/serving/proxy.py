@@ -38,7 +38,7 @@ DATA_TYPES = frozenset({"application/json", "text/plain", "text/csv", "image/png
 `application/octet-stream`, which a browser only downloads."""
 PROGRAM_TYPES = frozenset({"text/html", "text/css", "text/javascript", "application/javascript", "application/wasm",
                            "image/svg+xml", "image/x-icon", "image/vnd.microsoft.icon"})  # fmt: skip
-"""Media types that a browser may execute. Only a tool's own files may have them."""
+"""Media types that a browser may execute, and those of icons. Only a tool's own files may have them."""
 
 
 async def forward(upstream: Upstream, scope: Mapping[str, Any], body: bytes, receive: Receive, send: Send) -> None:
@@ -111,7 +111,7 @@ async def _read_chunks(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 def _select_headers(upstream: Upstream, path: str, headers: httpx.Headers) -> Headers:
-    """Return the headers for the browser: the tool's that are in RESPONSE_HEADERS, and those of the console."""
+    """Return the headers for the browser: the tool's own that are in RESPONSE_HEADERS, and the console's."""
     media_type, _, parameters = headers.get("content-type", "").partition(";")
     media_type = media_type.strip().lower()
     allowed = DATA_TYPES | PROGRAM_TYPES if upstream.is_tool_file(path) else DATA_TYPES

@@ -45,7 +45,7 @@ def serve() -> None:
 
 
 def end_with_parent() -> None:
-    """Stop this process when its parent is killed. Otherwise it would keep the port from a new server."""
+    """Stop this process when its parent is killed, so that a new server can use the port."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_wait_and_stop, args=(parent.sentinel,), name="parent", daemon=True).start()

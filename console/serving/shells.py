@@ -200,7 +200,7 @@ class Terminal:
         self._last_input_at = time.monotonic()
 
     async def run(self, admit: Callable[[], Awaitable[AdmittedShell | None]]) -> CloseCode:
-        """Pass bytes in both directions until one side ends or a limit is reached; return which of these it was.
+        """Pass bytes in both directions until one side ends or a limit is reached; return the code that says which.
 
         `admit` returns None once the shell may no longer be open. It may raise Refused while the console is busy.
         """
@@ -237,7 +237,7 @@ class Terminal:
             frame = _input_frame(message["bytes"]) if text is None else self._control_frame(text)
             if frame is None:
                 return CloseCode.INVALID
-            if text is None:
+            if text is None:  # not for text messages, which the page also sends without a person's action
                 self._last_input_at = time.monotonic()
             try:
                 self._writer.write(frame)

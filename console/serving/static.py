@@ -16,7 +16,10 @@ class StaticStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
 
 
 class StaticMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]  # WhiteNoise publishes no types
-    """WhiteNoise with responses in memory. Its own are streams, for each of which `serving.streams` starts a thread."""
+    """WhiteNoise with responses in memory.
+
+    WhiteNoise itself returns streams, and for each stream `console.serving.streams` would start a thread.
+    """
 
     @staticmethod
     def serve(static_file: Any, request: HttpRequest) -> HttpResponse:

@@ -58,7 +58,7 @@ class Threads:
 
 
 class SharedThreads:
-    """A few threads for many streams. A stream always uses the same thread, since its database connection is there."""
+    """A few threads for many streams. A stream stays on one thread, because each thread has its own connection."""
 
     def __init__(self, count: int, name: str) -> None:
         self._next = cycle([ThreadPoolExecutor(1, thread_name_prefix=f"{name}-{number}") for number in range(count)])

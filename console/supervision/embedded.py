@@ -213,9 +213,10 @@ class Embedded:
         result = _run([str(server), *arguments], self.redis_dir)
         if result.returncode:
             raise ServiceError(f"Redis did not start: {result.stdout.strip()}")
+        # `ping` succeeds only after Redis has loaded its data, which takes long if there are many.
         client = redis.Redis(
             unix_socket_path=str(self._redis_socket),
-            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # 30 s, to load a large file
+            retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.05), 600),  # 600 waits of 0.05 s: 30 s
             retry_on_error=[redis.ConnectionError, redis.BusyLoadingError, FileNotFoundError],
         )
         try:

@@ -1,7 +1,7 @@
 """Keep the embedded PostgreSQL and Redis running: start each again after it has died.
 
-`python -m console.supervision.services` is no management command, because those load every app of Django: this program
-needs only the settings, and so a third of the time and half of the memory.
+`python -m console.supervision.services` is no management command, because a management command loads every app of
+Django. This program needs only the settings, so it takes a third of the time to start and half of the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHECK_SECONDS = 1.0
 
 
 def hold() -> None:
-    """Keep the servers running until SIGTERM. They continue then: `manage.py up` stops them after all programs."""
+    """Keep the servers running until SIGTERM, which ends this process only: `manage.py up` stops the servers last."""
     dictConfig(settings.LOGGING)
     while True:
         time.sleep(CHECK_SECONDS)  # the servers are no children of this process, so it cannot wait for their end

@@ -39,14 +39,14 @@ TASK_PROCESSES = 2
 other then runs all other tasks. `programs` adds more."""
 DISPATCH_PROCESSES = 2
 """How many dispatcher processes there are for each cluster. A cluster occupies at most two: one that dispatches, and
-one that waits for its lock (`jobs.locks.dispatch_lock`). So a slow cluster leaves the others' processes free."""
+one that waits for its lock (`jobs.locks.dispatch_lock`). So a slow cluster leaves processes for the others."""
 READY_SECONDS = 180.0
 """How long the console may take to answer /readyz after its start. An idle machine needs a few seconds, and one that is
 busy with other work more than a minute."""
 STOP_SECONDS = 45.0
 """How long supervisord may take to stop all programs before it is killed; `end_leftovers` then ends the rest. It stops
-one program after the other, and most end within a second. 45 leaves room for the two workers, the slowest programs. The
-`stop_seconds` of all programs add up to more."""
+one program after the other. Most end within a second, so 45 is less than the sum of their `stop_seconds`, but leaves
+room for the two workers, the slowest programs."""
 LEFTOVER_SECONDS = 15.0
 """How long left-over processes may take to end after SIGTERM, and again after SIGKILL. The slowest is a worker with an
 unfinished task (see `programs`): it needs about 13 seconds."""
@@ -78,10 +78,10 @@ class Program:
 
 def programs() -> list[Program]:
     """Return the programs, in start order."""
-    # Without Django's checks, which load every page: `up` and `prepare` make them once for all programs.
+    # Without Django's checks, which load every page: `up` and `prepare` run these checks once for all programs.
     celery = ("-m", "celery", "-A", "console.celery", "--skip-checks")
-    # One process more for each kind of work that can occupy a process for long: every further cluster, copying direct
-    # uploads, importing datasets.
+    # One process more for each kind of work that can occupy a process for long: reconciling each further cluster,
+    # copying direct uploads, importing datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
@@ -353,6 +353,7 @@ def require_free_ports() -> None:
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as test_socket:
+            # As the servers do. Without this option, old connections of a stopped server would make the port seem used.
             test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 test_socket.bind((host, port))

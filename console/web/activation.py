@@ -16,7 +16,7 @@ from console.core.errors import CustomerError
 from console.installation import selectors as installation
 from console.installation.models import LegalText
 from console.web.access import MemberRequest, add_errors, member
-from jobs import activation as service
+from jobs import activation as activation_service
 from jobs import selectors as jobs
 
 
@@ -36,7 +36,7 @@ def activation(request: MemberRequest) -> HttpResponse:
     form = TermsForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
         try:
-            service.activate(membership=request.membership, accept_terms=form.cleaned_data["accept_terms"])
+            activation_service.activate(membership=request.membership, accept_terms=form.cleaned_data["accept_terms"])
         except CustomerError as error:
             if error.code == "not_allowed":  # `member` turns it into a 403
                 raise
@@ -64,6 +64,6 @@ def activation(request: MemberRequest) -> HttpResponse:
 @member(Capability.MANAGE)
 def deactivate(request: MemberRequest) -> HttpResponse:
     """Deactivate the service: it accepts no new orders."""
-    service.deactivate(membership=request.membership)
+    activation_service.deactivate(membership=request.membership)
     messages.success(request, _("The service is deactivated. Queued and running jobs continue."))
     return redirect("activation")

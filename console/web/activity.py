@@ -118,7 +118,7 @@ DESCRIPTIONS: dict[str, Promise] = {
 MEMBER_BUDGET = _("Changed the budget of %(member)s")
 """The description of `budget.changed` for the budget of one member."""
 NOTEBOOK_STOPPED = _("Stopped notebook %(target)s")
-"""The description of `job.cancelled` for a notebook, whose owner ends it so."""
+"""The description of `job.cancelled` for a notebook: members end a notebook by cancelling its job."""
 
 
 def describe(event: AuditEvent) -> str:

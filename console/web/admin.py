@@ -1,4 +1,4 @@
-"""The admin page of the audit log. It is here, and not with the other accounts, because it describes all actions."""
+"""The admin page of the audit log. It is not in `console.accounts`, because it describes actions of all packages."""
 
 from django.contrib import admin
 from django.utils.translation import gettext_lazy as _

@@ -1,4 +1,7 @@
-"""Notices of the overview: money, failed jobs, files that will be deleted, storage and clusters."""
+"""Notices of the overview: money, failed jobs, files that will be deleted, storage and clusters.
+
+The operator's notices to everyone are others (`console.installation.models.Notice`).
+"""
 
 from __future__ import annotations
 

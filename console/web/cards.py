@@ -30,6 +30,7 @@ class AutoTopUpForm(forms.Form):
     threshold_minor = AmountField(label=gettext_lazy("When available funds fall below"))
     amount_minor = AmountField(label=gettext_lazy("Top up by"))
     method = forms.CharField(max_length=255)
+    """The id of a saved card at the payment provider."""
 
     def __init__(self, *args: object, currency: str, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]  # passed through unchanged

@@ -52,8 +52,8 @@ class EmailForm(forms.Form):
 def close_organization(request: MemberRequest) -> HttpResponse:
     """Show the consequences of closing the organization. POST begins the notice period.
 
-    It asks for no password, because every member gets an email, and owners can withdraw the closure until the notice
-    period ends.
+    The page asks for no password, because every member gets an email, and owners can withdraw the closure until the
+    notice period ends.
     """
     organization = request.membership.organization
     form = ConfirmationForm(request.POST if request.method == "POST" else None)
@@ -106,8 +106,8 @@ def delete_account(request: HttpRequest) -> HttpResponse:
 def export_organization(request: MemberRequest) -> HttpResponseBase:
     """Download all data about the organization, except its files.
 
-    Unlike the export of a person's own account, it asks for no password. A password would protect nothing here: the API
-    gives the same archive to the same session, and to the member's tokens.
+    Unlike the export of a person's own account, this one asks for no password. A password would protect nothing here:
+    the API gives the same archive to the same session, and to the member's tokens.
     """
     chunks = account_exports.export_organization(membership=request.membership)
     name = f"trainyard-{request.membership.organization.slug}.zip"

@@ -50,7 +50,6 @@ def credit_list(request: MemberRequest) -> HttpResponse:
         (lot, lot.left_minor > 0 and (lot.expires_at is None or lot.expires_at > now))
         for lot in credit.lots_of(request.membership.organization)
     ]
-    # The balance is credit, and money that was paid in.
     return render(
         request,
         "billing/credit_list.html",
@@ -59,7 +58,7 @@ def credit_list(request: MemberRequest) -> HttpResponse:
             "form": form,
             "lots": lots_with_state,
             "credit_minor": credit.credit_minor(account),
-            "paid_minor": credit.paid_minor(account),  # the rest of the available balance, which is not credit
+            "paid_minor": credit.paid_minor(account),  # the rest of the available balance
         },
         status=422 if form.errors else 200,
     )

@@ -67,7 +67,10 @@ class NamedForm(forms.Form):
 @require_GET
 @member(Capability.VIEW)
 def dataset_list(request: MemberRequest) -> HttpResponse:
-    """List the datasets of a search with their latest versions."""
+    """List the datasets of a search with their latest versions.
+
+    Below them are the datasets of other organizations that this one may read (`borrowed`).
+    """
     datasets, search = search_and_sort(request, selectors.datasets_for(request.membership.organization))
     page = Paginator(datasets, PAGE_SIZE).get_page(request.GET.get("page"))
     context = search | {"page": page, "borrowed": sharing.borrowed_datasets(request.membership.organization)}
@@ -311,6 +314,7 @@ def _render_dataset(request: MemberRequest, dataset: Dataset, code: str = "") ->
         "may_store": is_own and request.membership.allows(Capability.STORE),
         "shares": sharing.open_shares(dataset) if is_own else (),
         "code": code,
+        # From this size on, the browser uploads a file directly to the operator's bucket; None: never.
         "direct_from_bytes": direct_uploads.min_bytes_in_pages(),
         "offers_imports": imports.is_offered(),
         "endpoints": bucket_import.allowed_endpoints(),  # the object storage from which imports may read

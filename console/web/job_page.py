@@ -130,7 +130,8 @@ def header_context(job: Job) -> dict[str, Any]:
         "receipt": selectors.receipt(job) if job.is_ended else None,
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
-        "measures_purchase": selectors.measures_purchase(job),
+        "measures_purchase": selectors.measures_purchase(job),  # whether the job is a free estimate
+        # Whether an attempt ended before all of its output was read, so that points of curves may still be missing.
         "has_unread_output": any(telemetry.has_rest(attempt) for attempt in job.attempts.all()),
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.files_expire_soon(job),
@@ -210,7 +211,7 @@ def _configuration(job: Job) -> dict[str, Any]:
         "environment": _environment(job),
         "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS),
     }
-    if not job.builtin_script:
+    if not job.builtin_script:  # a notebook or image check runs a script of the console instead of a customer's
         context |= {"configuration": reruns.configuration(job), "script_path": snapshots.script_path(job)}
     return context
 

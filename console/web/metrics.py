@@ -150,7 +150,7 @@ def job_cost(request: MemberRequest, pk: int) -> HttpResponse:
         "free": [vars(free_time) for free_time in free_times],
         "free_minor": sum(free_time.worth_minor for free_time in free_times),
         "alternatives": [] if job.builtin_script else cost_analysis.alternatives(job),
-        "assumed_speedup": 2**estimates.ASSUMED_SCALING,  # of twice the nodes
+        "assumed_speedup": 2**estimates.ASSUMED_SCALING,  # how much faster a run is with twice the nodes
     } | _cost_of_value(job, request.GET.get("curve", ""), request.GET.get("target", "").strip())
     return render(request, "jobs/_cost_analysis.html" if request.htmx else "jobs/cost_analysis.html", context)
 

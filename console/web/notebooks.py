@@ -61,7 +61,7 @@ FIELDS = (
 )  # fmt: skip
 """The API's fields whose errors the form of a new notebook shows beside its controls."""
 EXTENSION_FIELDS = ("added_seconds",)
-"""The same for the form that extends a notebook."""
+"""The API's fields whose errors the form that extends a notebook shows."""
 ENTER_PATH = "/trainyard-enter"
 """The path on a notebook's host that takes the ticket."""
 TICKET_SECONDS = 60
@@ -69,7 +69,8 @@ TICKET_SECONDS = 60
 COOKIE_SECONDS = 14 * 24 * 3600
 """How long the cookie of a notebook's host is valid: as long as a session of the console, which must be valid too."""
 TICKET_PURPOSE, COOKIE_PURPOSE = b"trainyard notebook ticket", b"trainyard notebook pass"
-"""Purposes of encryption. They differ, so that a ticket from a URL is refused as a cookie, and a cookie as a ticket."""
+"""The purposes for which `console.core.encryption` encrypts. A text can be decrypted for its own purpose only, so a
+ticket from a URL is refused as a cookie, and a cookie as a ticket."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
     if (pk := parse_row_id(request.GET.get("again", ""))) is not None:
         notebook = notebooks.notebook_for(organization, pk)
         values |= _form_values_of_notebook(notebook)
-        # The purchase names them as "name@version". The new notebook gets the latest versions, so none is pinned here.
+        # The purchase names datasets as "name@version". The new notebook gets the latest versions, so none is pinned.
         versions = dict.fromkeys(dataset.partition("@")[0] for dataset in notebook.order.quote.purchase["datasets"])
     elif (pk := parse_row_id(request.GET.get("job", ""))) is not None:
         inspected_job = selectors.job_for(organization, pk)
@@ -212,8 +213,8 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
 def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     """Send the browser to the notebook's own host, with a ticket.
 
-    The notebook may belong to another organization of the person than the one chosen in this session: a link to it
-    may come from another service (`deploy/jupyterhub`).
+    The notebook may belong to an organization of the person that is not chosen in this session, because the link may
+    come from another service (`deploy/jupyterhub`).
     """
     job = _notebook_of_session(request.session.session_key or "", pk)
     if job is None:
@@ -236,9 +237,9 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
 def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether the server forwards a request to a notebook.
 
-    The server passes the request in an `Exchange`. This view writes the notebook's socket into it, and the server
-    forwards the request there. Only the server can put this object into a request, so a browser that calls this view
-    gets 404.
+    The server passes the request in an `Exchange`. This view writes the notebook's socket into the Exchange, and
+    the server forwards the request to this socket. Only the server can put an Exchange into a request, so a browser
+    that calls this view gets 404.
     """
     exchange = exchange_of(request)
     notebook_request = exchange.notebook if exchange else None

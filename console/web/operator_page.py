@@ -90,4 +90,4 @@ urlpatterns = [
     path("admin/jobs/job/<int:pk>/page/<slug:tab>/", operator_job, name="operator_job"),
 ]
 """The paths begin with `/admin/`, so that a proxy's rules for administrators apply to them too. The views do not belong
-to Django's admin site, because that site's content security policy allows inline scripts."""
+to Django's admin site, because that site has a looser Content-Security-Policy (`console.content_security`)."""

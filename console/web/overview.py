@@ -44,7 +44,7 @@ class Step:
 @require_GET
 @member(Capability.VIEW)
 def overview(request: MemberRequest) -> HttpResponse:
-    """Show jobs, spend, storage, capacity and notices, and the steps to the first run until that has ended."""
+    """Show jobs, spend, storage, capacity and notices. Until a first run has ended, also show the steps to it."""
     organization = request.membership.organization
     account = billing.wallet_with_settings(organization)
     ended_jobs = list(rows.queryset(organization).filter(state__in=ENDED)[:MAX_ROWS])

@@ -42,7 +42,7 @@ def quote_card(
     """
     account = billing.wallet(request.membership.organization)
     available = account.available_minor if account else 0
-    refusal = orders.refusal(quote, request.membership.user)
+    refusal = orders.refusal(quote, request.membership.user)  # why a budget or the storage quota prevents a purchase
     held_minor = orders.held_minor(quote)
     added_minor = quote.ceiling_minor - held_minor  # to extend a notebook, only the difference to its hold is needed
     context |= {
@@ -52,7 +52,7 @@ def quote_card(
         "added_minor": added_minor,
         "remaining_minor": available - added_minor,
         "missing_minor": max(0, added_minor - available),
-        # The smallest payment that covers the missing amount. Without a wallet nobody can pay, and the card says so.
+        # The smallest payment that covers the missing amount and debts; 0 without a wallet: then nobody can pay.
         "to_pay_minor": payments.shortfall_minor(quote, account=account, held_minor=held_minor) if account else 0,
         "idempotency_key": uuid4(),
         "problem": problem or refusal,

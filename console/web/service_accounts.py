@@ -13,8 +13,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from console.accounts import selectors, services
-from console.accounts import service_accounts as service
+from console.accounts import selectors, service_accounts, services
 from console.accounts.models import Membership, ServiceAccount
 from console.accounts.roles import Capability
 from console.web.access import MemberRequest, errors_in_form, member
@@ -29,7 +28,7 @@ class AccountForm(forms.Form):
     )
     role = forms.ChoiceField(
         label=gettext_lazy("Role"),
-        choices=[(value, label) for value, label in Membership.Roles.choices if value in service.ROLES],
+        choices=[(value, label) for value, label in Membership.Roles.choices if value in service_accounts.ROLES],
         initial=Membership.Roles.MEMBER,
     )
 
@@ -46,7 +45,7 @@ def account_list(request: MemberRequest) -> HttpResponse:
     form = AccountForm(request.POST if request.method == "POST" else None)
     if form.is_valid():
         with errors_in_form(form):
-            account = service.create(actor=request.membership, **form.cleaned_data)
+            account = service_accounts.create(actor=request.membership, **form.cleaned_data)
             messages.success(request, _("The service account was created. Create its first token."))
             return redirect("organization_service_account", account.pk)
     rows = selectors.service_accounts(organization=request.membership.organization)
@@ -63,7 +62,7 @@ def account(request: MemberRequest, pk: int) -> HttpResponse:
     form, secret = TokenForm(row.membership, request.POST if request.method == "POST" else None), ""
     if form.is_valid():
         with errors_in_form(form):
-            _token, secret = service.create_token(account=row, actor=request.membership, **form.cleaned_data)
+            _token, secret = service_accounts.create_token(account=row, actor=request.membership, **form.cleaned_data)
             form = TokenForm(row.membership)
     context = {
         "account": row,
@@ -80,7 +79,8 @@ def account(request: MemberRequest, pk: int) -> HttpResponse:
 def set_disabled(request: MemberRequest, pk: int) -> HttpResponse:
     """Disable or enable a service account."""
     is_disabled = "disabled" in request.POST
-    service.set_disabled(account=_account_or_404(request, pk), actor=request.membership, is_disabled=is_disabled)
+    row = _account_or_404(request, pk)
+    service_accounts.set_disabled(account=row, actor=request.membership, is_disabled=is_disabled)
     text = (
         _("The service account is disabled. Its tokens are refused.")
         if is_disabled
@@ -94,7 +94,7 @@ def set_disabled(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.MANAGE)
 def delete(request: MemberRequest, pk: int) -> HttpResponse:
     """Delete a service account."""
-    service.delete(account=_account_or_404(request, pk), actor=request.membership)
+    service_accounts.delete(account=_account_or_404(request, pk), actor=request.membership)
     messages.success(request, _("The service account was deleted."))
     return redirect("organization_service_accounts")
 

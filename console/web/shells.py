@@ -55,8 +55,8 @@ def admit(request: HttpRequest) -> HttpResponse:
     """Decide whether a shell may be open, and write its opening and end to the audit log.
 
     The server asks this view before it opens a shell, again once the node has answered (`is_new`), and every few
-    seconds while the shell is open. Last it reports the end. It passes its question in an `Exchange`. Only the server
-    can put this object into a request, so a browser that calls this view gets 404.
+    seconds while the shell is open. Last it reports the end. Each question is in an `Exchange`. Only the server can
+    put an Exchange into a request, so a browser that calls this view gets 404.
 
     The response has the status 403 if the person may not open shells, and 409 if the node can have none now.
     """

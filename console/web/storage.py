@@ -31,6 +31,7 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
     """Show how much of the quota each item uses."""
     organization = request.membership.organization
     usage, quota_bytes = selectors.usage(organization), organization.quota.max_storage_bytes
+    # What uploads in progress and results of runs take of the quota.
     allocations = selectors.allocations(organization).order_by("-size_bytes", "-id")
     runs = allocations.filter(kind=Allocation.Kinds.RUN)
     account = wallet(organization)
@@ -44,7 +45,7 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
             "left_bytes": max(0, quota_bytes - usage.counted_bytes),
             "fraction": usage.counted_bytes / quota_bytes if quota_bytes else 1,
             "entry_bytes": ENTRY_BYTES,  # what each file or folder uses besides its content
-            "limits": selectors.limits(organization, usage),
+            "limits": selectors.limits(organization, usage),  # those of the quota other than bytes
             "shares": selectors.usage_by_kind(organization),
             "deleted": selectors.deleted(organization),
             "bins": recycle_bin.bins_of(organization),

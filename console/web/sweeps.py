@@ -1,4 +1,7 @@
-"""Pages of sweeps: the list, the form with its live quote, and one sweep with its trials and charts."""
+"""Pages of sweeps: the list, the form with its live quote, and one sweep with its trials and charts.
+
+A trial is one job of a sweep, with its own values of the sweep's parameters.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ ERROR_FIELDS = ("space", "objective", "method", "pruner", "trials", "concurrency
 """The API's fields whose errors the form shows beside its controls. The card shows all other errors, such as those of
 the training's own fields."""
 EXTENSION_FIELDS = ("trials", "ceiling_minor")
-"""The same for the form that orders more trials."""
+"""The same for the form that orders more trials of an ended sweep: the fields whose errors it shows."""
 EXCLUDED_FIELDS = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
 """Fields of the earlier order that a sweep does not copy. The ceiling, for example, is that of one run."""
 METHODS = {
@@ -267,7 +270,7 @@ def _base_purchase(origin: Job | Sweep) -> dict[str, Any]:
 
 
 def _values_of_job(job: Job) -> dict[str, Any]:
-    """Return the form's values for a search around a job: learning rates from a tenth to ten times that of the job."""
+    """Return the form's values for a search around a job: learning rates from a tenth to ten times the job's."""
     lr = float(job.lr)
     names = cost_analysis.curve_names(job)
     metric = names[0] if names else ""
@@ -316,7 +319,7 @@ def _control_values(parameter: Parameter) -> dict[str, Any]:
         "step": str(parameter.step) if parameter.step is not None else "",
         "choices": _choices_text(parameter.choices),
         "when": _condition_text(parameter.when),  # the condition as JSON, which a hidden control sends back
-        "condition": parameter.when,  # the same, for the text that the row shows
+        "condition": parameter.when,  # the condition itself, for the text that the row shows
     }
 
 

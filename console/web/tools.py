@@ -36,6 +36,7 @@ def job_tensorboard(request: MemberRequest, pk: int) -> HttpResponse:
 @member(Capability.VIEW)
 def jobs_tensorboard(request: MemberRequest) -> HttpResponse:
     """Open TensorBoard on the selected jobs. Jobs of other organizations are ignored."""
+    # One job more than allowed, so that `open_session` refuses a selection that is too large.
     selected_pks = [pk for pk in map(parse_row_id, request.POST.getlist("job")[: tensorboards.MAX_JOBS + 1]) if pk]
     jobs = Job.objects.filter(organization=request.membership.organization, pk__in=selected_pks).order_by("pk")
     return _open_tensorboard(request, list(jobs), "job_list")

@@ -86,7 +86,7 @@ FIELDS = (
     "tags",
     "notes",
 )
-"""Fields passed to the quote unchanged."""
+"""Fields passed to the quote as they were sent. `secrets` and `models` may have several values."""
 LIMIT_FIELDS = ("max_seconds", "ceiling_minor")
 """Fields that `_api_data` converts: they are typed in minutes or hours, and in major units."""
 ADVANCED_DEFAULTS: dict[str, Any] = {
@@ -179,7 +179,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "earlier": earlier_job,
             "earlier_values": json.dumps(_earlier_values(earlier_job)),
             "is_exact": is_exact,
-            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job.
+            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job. None for a
+            # notebook or image check, which runs a script of the console (`builtin_script`).
             "changes": reruns.changes(earlier_job) if earlier_job and not earlier_job.builtin_script else [],
             "products": products,
             "framework_titles": FRAMEWORK_TITLES,
@@ -381,10 +382,13 @@ def has_script(workspace: Workspace) -> bool:
 
 
 def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stale: bool = False) -> HttpResponse:
-    """Render the quote card. A `stale` quote cannot be bought any more, so the card offers a new quote."""
+    """Render the quote card. `problem` says why the last attempt to buy the quote failed.
+
+    A `stale` quote cannot be bought any more, so the card offers a new quote.
+    """
     account = billing.wallet(request.membership.organization)
     available = account.available_minor if account else 0
-    refusal = orders.refusal(quote, request.membership.user)
+    refusal = orders.refusal(quote, request.membership.user)  # why a budget or the storage quota prevents a purchase
     return render(
         request,
         "jobs/_quote.html",

@@ -45,8 +45,8 @@ RECEIPT_FIELDS = (
 )  # fmt: skip
 """The columns that lists show of a receipt; those of the quote and the job give its title in the reader's language."""
 MAX_AMOUNT_DIGITS = 11
-"""Longer amounts in the URL are ignored, so that `int` never parses a very long number. The form refuses amounts above
-`LARGEST_PAYMENT`, which has eight digits, anyway."""
+"""The most digits of an amount in the URL. A longer one is ignored, because `int` would raise an error for thousands of
+digits. 11 are more than any payment has: `currencies.LARGEST_PAYMENT` has eight."""
 
 
 class TopUpForm(forms.Form):
@@ -105,7 +105,7 @@ def top_up(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def pending_top_up(request: MemberRequest) -> HttpResponse:
-    """Return the notice of the pending top-up, which polls this view. Reload the wallet when the payment has ended."""
+    """Return the notice of a pending top-up, for htmx, which polls this view. After the payment, reload the wallet."""
     account = selectors.wallet(request.membership.organization)
     newest = _newest_top_up(account) if account else None
     if newest is not None and newest.state == TopUp.States.PENDING:
@@ -143,7 +143,7 @@ def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
         {
             "receipt": receipt,
             "released_minor": receipt.ceiling_minor - receipt.total_minor,
-            # The hold of a storage charge has no order.
+            # None for the receipt of a storage charge, whose hold has no order.
             "job": receipt.hold.order.job if hasattr(receipt.hold, "order") else None,
         },
     )
@@ -179,14 +179,14 @@ def _matching(receipts: QuerySet[Receipt], query: str) -> QuerySet[Receipt]:
 
 
 def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) -> HttpResponse:
-    """Render the wallet with the form of a top-up, and after a payment with a notice until it is credited."""
+    """Render the wallet with the form of a top-up, and with a notice until a payment is credited."""
     organization = request.membership.organization
     pending = None
     if "paid" in request.GET:  # the payment page returns to `?paid`
         newest = _newest_top_up(account)
         pending = newest if newest is not None and newest.state == TopUp.States.PENDING else None
-        # If the top-up was credited between the two queries, `account` has the old balance, and no notice polls for the
-        # new one.
+        # `account` was read before `newest`. If the top-up was credited in between, `account` has the old balance, and
+        # the page has no notice that would reload it later.
         account.refresh_from_db()
     storage = getattr(account, "storage_balance", None)
     entries_page = Paginator(selectors.wallet_entries(account), PAGE_SIZE).get_page(request.GET.get("page"))

@@ -56,8 +56,8 @@ PAGE_ROWS = 500
 MAX_EXISTING_NAMED = 10
 """How many of the files that an upload would replace are named, before an ellipsis. The question shows no more."""
 MAX_PATHS_LOOKED_UP = 20_000
-"""Of how many files of an upload is looked up whether they exist: that takes half a second. A request of the size that
-the server accepts could name a million."""
+"""For how many files of an upload `workspace_existing` looks up whether they exist. 20,000 take half a second, but a
+request of the size that the server accepts could name a million."""
 SIGNATURE_BYTES = 16
 """How many bytes of a file `image_type` gets. The longest signature that it knows has 12."""
 EDITOR_MODES = {
@@ -180,6 +180,7 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
             "next": listing.next,
             "used_bytes": selectors.storage_used(organization),
             "quota_bytes": organization.quota.max_storage_bytes,
+            # From this size on, the browser uploads a file directly to the operator's bucket; None: never.
             "direct_from_bytes": direct_uploads.min_bytes_in_pages(),
         },
     )
@@ -198,7 +199,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
     context: dict[str, Any] = {
         "workspace": workspace,
         "path": path,
-        "crumbs": crumbs_of(path)[:-1],
+        "crumbs": crumbs_of(path)[:-1],  # only the folders; the page shows the file's name by itself
         "file_name": posixpath.basename(path),
         "mode": mode,
         "mode_script": f"vendor/codemirror/mode/{mode}.js" if mode else "",
@@ -328,7 +329,7 @@ def _conflict_response(workspace: Workspace, path: str, text: str) -> JsonRespon
 @require_POST
 @member(Capability.STORE)
 def workspace_existing(request: MemberRequest, name: str) -> JsonResponse:
-    """Return which files an upload would replace, as a list: the page asks before.
+    """Return which files an upload would replace, as a list, so that the page can ask before it uploads.
 
     After MAX_EXISTING_NAMED files an ellipsis stands for the others. The answer is null for more than
     MAX_PATHS_LOOKED_UP paths; the page then asks without names. The body is the JSON list of the uploaded files' paths.
@@ -414,7 +415,7 @@ def workspace_copy_entry(request: MemberRequest, name: str) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def workspace_delete_entry(request: MemberRequest, name: str) -> HttpResponse:
-    """Move a file, or a folder with its contents, to the recycle bin."""
+    """Move a file, or a folder with its contents, to the recycle bin. Delete other entries, such as links, at once."""
     workspace = _workspace(request, name)
     path = request.POST.get("path", "")
     with errors_as_message(request):
@@ -428,7 +429,7 @@ def workspace_delete_entry(request: MemberRequest, name: str) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def workspace_search(request: MemberRequest, name: str) -> HttpResponse:
-    """Show the files and folders below a folder whose names contain a text."""
+    """Show the files and folders whose names contain `?q=`, below the folder `?path=`."""
     workspace = _workspace(request, name)
     text, path = request.GET.get("q", ""), request.GET.get("path", "")
     context: dict[str, Any] = {"workspace": workspace, "path": path, "crumbs": crumbs_of(path), "text": text}

@@ -31,7 +31,7 @@ class Command(BaseCommand):
         for name, part in manifest["parts"].items():
             for path in part.get("left_out", ()):
                 self.stderr.write(f"{name}: left out: {path}")
-            if part.get("missing", 0) > len(part.get("left_out", ())):  # only the first MAX_LISTED are listed
+            if part.get("missing", 0) > len(part.get("left_out", ())):  # `trees.MAX_LISTED` cut the list
                 self.stderr.write(f"{name}: left out in all: {part['missing']}")
         size = sum(part["bytes"] for part in manifest["parts"].values())
         files = sum(part.get("files", 0) for part in manifest["parts"].values())

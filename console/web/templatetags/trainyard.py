@@ -389,7 +389,7 @@ def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeStrin
 
 @register.simple_tag
 def options(choices: Iterable[tuple[object, object]], chosen: object) -> SafeString:
-    """Render `<option>` elements for pairs of a value and its title. The one whose value is `chosen` is selected."""
+    """Render `<option>` elements for pairs of a value and its title. The option with the value `chosen` is selected."""
     return format_html_join(
         "",
         '<option value="{}"{}>{}</option>',
@@ -439,7 +439,7 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
 @register.filter
 def receipt_title(receipt: Receipt) -> str:
     """Return a receipt's title in the reader's language: the job's number and name, or the day of a storage charge."""
-    purchase = receipt.hold.quote.purchase  # of a job the same as its order's
+    purchase = receipt.hold.quote.purchase  # for a job, also the purchase of its order
     if not hasattr(receipt.hold, "order"):  # not the receipt of a job
         day_charged = purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title
