@@ -59,6 +59,8 @@ class GuardedProtocol(H11Protocol):
     """When a check first found that the response has begun although the request's body is incomplete."""
     _stalled_since: float | None = None
     """When the client stopped reading a response; None while it reads."""
+    _unsent_bytes = 0
+    """What the transport still had to send at the last check of a connection that is being closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Accept the connection, or refuse it at a limit."""
@@ -138,14 +140,17 @@ class GuardedProtocol(H11Protocol):
 
     def _check_deadlines(self) -> None:
         """Close the connection if the client is too slow, else schedule the next check."""
+        now = self.loop.time()
         if self.transport.is_closing():
             if self._is_upgraded:  # asyncio calls `connection_lost` of uvicorn's websocket protocol, not of this one
                 self._stop_counting()
+            elif self._is_counted:
+                self._check_closing(now)
             return
-        now = self.loop.time()
+        self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
         if self._is_upgraded:  # uvicorn's pings find websockets whose client has gone
-            self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
-        elif self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
+            return
+        if self._stalled_since is not None and now - self._stalled_since > STALLED_SECONDS:
             self.transport.abort()  # `close` would wait until the client has read the rest
         elif self._is_late(now):
             # A connection that never sent a byte gets no error response, because no request was made. Neither does a
@@ -154,6 +159,17 @@ class GuardedProtocol(H11Protocol):
                 self._refuse(refusals.TOO_SLOW)
             else:
                 self.transport.close()
+
+    def _check_closing(self, now: float) -> None:
+        """Abort a connection that is being closed if its client has read nothing for STALLED_SECONDS.
+
+        A closed transport waits until the client has read what is left of the response, however long that takes.
+        """
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if self._stalled_since is None or unsent_bytes != self._unsent_bytes:
+            self._stalled_since, self._unsent_bytes = now, unsent_bytes
+        if now - self._stalled_since > STALLED_SECONDS:
+            self.transport.abort()
         else:
             self.loop.call_later(CHECK_SECONDS, self._check_deadlines)
 

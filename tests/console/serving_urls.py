@@ -15,8 +15,11 @@ from console.api import server_error
 from console.core.sse import Event, event_stream, query_in_thread
 from console.monitoring import health
 from console.observability import context
+from console.serving import protocol
 from storage.errors import TooManyUploads, UploadBroken
 from storage.upload_stream import body_of
+
+protocol.STALLED_SECONDS = 2.0
 
 OPEN = set()
 """The open streams of this process."""
@@ -55,6 +58,10 @@ def census(request):
 
 def download(request):
     return StreamingHttpResponse((b"x" * 65536 for _ in range(64)), content_type="application/octet-stream")
+
+
+def large(request):
+    return HttpResponse(b"x" * 32 * 1024 * 1024)  # more than the kernel buffers for a client that does not read
 
 
 def api_error(request):
@@ -103,6 +110,7 @@ urlpatterns = [
     path("stream", stream),
     path("census", census),
     path("download", download),
+    path("large", large),
     path("error", api_error),
     path("form", form),
     path("broken", broken),

@@ -408,6 +408,13 @@ def test_a_slow_request_is_refused(server, behind_nginx):
         assert [refusal(client) for client in clients] == [(408, "request_timeout")] * len(clients)
 
 
+def test_a_client_that_reads_nothing_of_its_last_response_is_cut_off(server):
+    with server.connect("GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n") as client:
+        client.recv(1)
+        connections, (_host, port) = psutil.Process(server.process.pid).net_connections, client.getsockname()
+        wait_for(lambda: not any(each.raddr and each.raddr.port == port for each in connections("tcp")))
+
+
 def test_connections_of_an_address_are_limited(patient_server):
     with ExitStack() as clients:
         for _ in range(120):
