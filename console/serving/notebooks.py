@@ -77,7 +77,7 @@ _HOST = re.compile(r"n([1-9][0-9]{0,17})\.(.+)")
 def origin_of(job_id: int) -> str:
     """Return the origin of a job's notebook, such as `https://n12.notebooks.example.com`."""
     base = urlsplit(settings.NOTEBOOK_URL)
-    return f"{base.scheme}://n{job_id}.{base.netloc}"
+    return f"{base.scheme}://n{job_id}.{base.netloc.lower()}"  # in lower case, as browsers send it
 
 
 def requested_job_id(scope: Scope) -> int | None:

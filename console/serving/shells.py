@@ -287,6 +287,6 @@ def _is_same_origin(scope: Scope) -> bool:
     """
     console = urlsplit(settings.TRAINYARD_URL)
     return header(scope, b"origin") in {
-        f"{console.scheme}://{console.netloc}",
+        f"{console.scheme}://{console.netloc.lower()}",
         f"{console.scheme}://{header(scope, b'host')}",
     }

@@ -57,6 +57,7 @@ def quote_card(
         "idempotency_key": uuid4(),
         "problem": problem or refusal,
         "is_refused": bool(refusal),
+        "is_storage_full": bool(refusal) and refusal == orders.storage_refusal(request.membership.organization),
         "stale": stale,
         "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
         "tax": tax_for(request.membership.organization),

@@ -407,6 +407,7 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
             "idempotency_key": uuid4(),
             "problem": problem or refusal,
             "is_refused": bool(refusal),
+            "is_storage_full": bool(refusal) and refusal == orders.storage_refusal(request.membership.organization),
             "stale": stale,
             "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
             # A free estimate would run the script in the workspace, not the stored one.

@@ -71,6 +71,7 @@ def test_a_quote_says_which_limit_is_reached_and_pages_of_money_show_the_budgets
     # `touched` names the fields that the customer has edited. Errors of other fields are not shown beside them.
     shown = text(owner_page.post(reverse("training_quote"), customer.form(touched="")))
     assert sentence in shown
+    assert f"View {'budgets' if use_up is use_up_budget else 'storage'}" in shown
     assert 'id="buy"' not in shown
     api = owner_page.post(reverse("api_quotes"), customer.form(), content_type="application/json").json()
     assert sentence in api["refusal"]
