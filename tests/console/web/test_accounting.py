@@ -73,6 +73,7 @@ def test_a_quote_says_which_limit_is_reached_and_pages_of_money_show_the_budgets
     assert sentence in shown
     assert f"View {'budgets' if use_up is use_up_budget else 'storage'}" in shown
     assert 'id="buy"' not in shown
+    assert 'id="buy-bar"' not in shown, "the bar of phones"
     api = owner_page.post(reverse("api_quotes"), customer.form(), content_type="application/json").json()
     assert sentence in api["refusal"]
     assert sentence in text(owner_page.post(reverse("training_order"), {"quote": str(quote.pk)}))
