@@ -101,7 +101,7 @@ class _TusView(TenantView):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Check access, and then the version of tus. GET is not part of tus, and needs no version."""
         super().initial(request, *args, **kwargs)
-        # `hasattr`, because a method that the view lacks gets a 405, whatever its headers are.
+        # `hasattr`, because a method that the view lacks gets a 405 even if the request's headers are wrong.
         is_tus = request.method in {"HEAD", "POST", "PATCH", "DELETE"} and hasattr(self, request.method.lower())
         if is_tus and request.headers.get("Tus-Resumable") != TUS_VERSION:
             raise UnsupportedVersion

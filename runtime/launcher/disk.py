@@ -37,8 +37,9 @@ this time."""
 _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _URGENT_PAUSE_FACTOR = 5
-"""The same while a disk has lost more space than the run may still add, whoever wrote there. A step then takes
-`_FIRST_STEP_SECONDS`. So folders with many files are measured within seconds, with a fifth of a core at most."""
+"""The minimum pause, in the same unit, while a disk has lost more space than the run may still add: the run may have
+written it. A step then takes `_FIRST_STEP_SECONDS`. So folders with many files are measured within
+seconds, with at most a fifth of a core."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _INITIAL_SECONDS = 10.0

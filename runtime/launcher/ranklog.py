@@ -158,7 +158,7 @@ class RankLog:
         return True
 
     def _append(self, data: bytes) -> None:
-        """Write data to the file, whatever the limit, and pass it to `on_data`."""
+        """Write data to the file without checking the limit, and pass it to `on_data`."""
         if self._on_data is not None:
             self._on_data(data)
         if data and self._file >= 0:
