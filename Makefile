@@ -71,11 +71,8 @@ test: images kustomize ## Run the fast tests, in the pytorch image alone; ARGS="
 
 .PHONY: test-all
 test-all: SELECTION = $(if $(SHARD),--shard $(SHARD)) $(ARGS)
-test-all: test-needs ## Run every test and list the slowest; SHARD=2/3 for a part. What fails is run once more, alone
-	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(SELECTION) || { \
-	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
-	  echo "Once more, one test at a time, to tell a fault from a machine that was too busy:"; \
-	  $(PYTHON) -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none --exitfirst -v $(SELECTION); }
+test-all: test-needs ## Run every test and list the slowest; SHARD=2/3 for a part
+	@$(PYTHON) -m pytest -n auto --dist loadgroup -rR --durations=25 $(SELECTION)
 
 # Processes that tests start, such as launchers, workers and the web server, are not counted.
 .PHONY: coverage
