@@ -21,7 +21,16 @@ from jobs import traces, usage
 from jobs.errors import StaleTransition
 from jobs.models import Attempt, Job, JobEvent
 from jobs.pubsub import publish_state
-from jobs.states import CODE_FAILURES, END_STATE, PLATFORM_FAULTS, EndReason, JobState, OnHang, may_follow
+from jobs.states import (
+    CODE_FAILURES,
+    END_STATE,
+    PLATFORM_FAULTS,
+    EndReason,
+    JobState,
+    OnHang,
+    charged_whole,
+    may_follow,
+)
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
@@ -427,6 +436,7 @@ def _finish(
                 "name": job.name,
                 "reason": str(reason),
                 "is_notebook": job.is_notebook,
+                "is_charged_whole": charged_whole(attempt.failure if attempt else None),
                 "charged_minor": receipt.total_minor,
                 "currency": receipt.currency,
             },

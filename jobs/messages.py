@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from billing.amounts import money
 from console.accounts.zones import abbreviation
 from jobs.resource_usage import Efficiency, Straggler
-from jobs.states import EndReason, OnHang
+from jobs.states import EndReason, OnHang, charged_whole
 from runtime.specs import FailureCode, WaitingCode
 
 MAX_PLACE_LENGTH = 200
@@ -74,11 +74,11 @@ FREE_END_SENTENCES = {
 
 
 def end_sentence(
-    reason: str, failure: Mapping[str, Any] | None = None, *, is_free: bool = False, is_notebook: bool = False
+    reason: str, *, is_charged_whole: bool = False, is_free: bool = False, is_notebook: bool = False
 ) -> str:
     """Return why a job ended and who pays; empty for a job that has not ended.
 
-    `reason` is an EndReason or "", `failure` the last attempt's `runtime.specs.Failure` as JSON data. `is_free`:
+    `reason` is an EndReason or "". `is_charged_whole` is `charged_whole` of the last attempt's failure. `is_free`:
     nothing was charged. A notebook that was cancelled has ended as intended, so it is called stopped.
     """
     if is_notebook and reason == EndReason.CANCELLED:
@@ -87,8 +87,7 @@ def end_sentence(
         return _("The notebook was stopped. You pay for the time it used, at least the minimum charge.")
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
-    # Only the Kubernetes backend sets `charged_whole`, for customers' images: their code could fake signs of progress.
-    if reason == EndReason.HUNG and ((failure or {}).get("data") or {}).get("charged_whole"):
+    if reason == EndReason.HUNG and is_charged_whole:
         return _(
             "The run hung: output, metrics and computation stopped. In an image of your own the platform "
             "can't verify progress, so you pay for the time until the run was ended."
@@ -579,7 +578,10 @@ def event_sentence(
     if data.get("retry"):
         return join_sentences(failure, retry_sentence(data))
     if data.get("reason"):
-        end = end_sentence(str(data["reason"]), data.get("failure"), is_free=is_free, is_notebook=is_notebook)
+        is_charged_whole = charged_whole(data.get("failure"))
+        end = end_sentence(
+            str(data["reason"]), is_charged_whole=is_charged_whole, is_free=is_free, is_notebook=is_notebook
+        )
         return join_sentences(end, failure)
     if kind == "extended":
         return _("Extended: %(amount)s more are held in the wallet.") % {

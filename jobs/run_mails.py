@@ -18,6 +18,7 @@ from console.notifications import services as notifications
 from console.notifications.models import Notification
 from jobs.messages import end_sentence, failure_sentence, sweep_end_sentence
 from jobs.models import Job, Trial
+from jobs.states import charged_whole
 
 KINDS = ("job.succeeded", "job.failed", "job.cancelled", "sweep.ended")
 """Kinds of notifications that are emailed by this module."""
@@ -69,7 +70,10 @@ def _job_mail(notification: Notification) -> tuple[str, str]:
     context = {
         "job": job,
         "sentence": end_sentence(
-            job.reason, failure, is_free=notification.data["charged_minor"] == 0, is_notebook=job.is_notebook
+            job.reason,
+            is_charged_whole=charged_whole(failure),
+            is_free=notification.data["charged_minor"] == 0,
+            is_notebook=job.is_notebook,
         ),
         "failure": failure_sentence(failure) if failure else "",
         "charged": money(notification.data["charged_minor"], notification.data["currency"]),

@@ -7,6 +7,8 @@ draws `TRANSITIONS`; a test compares the two.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 
 class JobState(enum.StrEnum):
@@ -115,6 +117,15 @@ class OnHang(enum.StrEnum):
     RETRY = "retry"
     IGNORE = "ignore"
     """Hangs are not detected: their time is billed, up to the ceiling."""
+
+
+def charged_whole(failure: Mapping[str, Any] | None) -> bool:
+    """Whether a hung run pays until it was ended, and not only until its last progress.
+
+    `failure` is a `runtime.specs.Failure` as JSON data. Only the Kubernetes backend sets `charged_whole` in it, for
+    customers' images: their code could fake signs of progress.
+    """
+    return bool(((failure or {}).get("data") or {}).get("charged_whole"))
 
 
 def may_follow(current: JobState, following: JobState) -> bool:

@@ -361,21 +361,35 @@ class FakeBackend:
             run.status = replace(run.status, spans=spans, restarts=run.status.restarts + 1)
             self._notify(name)
 
-    def hang(self, name: str, *, at: float | None = None, progress_at: float | None = None) -> None:
-        """End a run as hung at `at` (now). Its last progress was at `progress_at`."""
+    def hang(
+        self,
+        name: str,
+        *,
+        at: float | None = None,
+        progress_at: float | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        """End a run as hung at `at` (now), with `data` in its failure. Its last progress was at `progress_at`."""
         with self._changed:
             run = self._run(name)
             if progress_at is not None:
                 run.status = replace(run.status, progress_at=progress_at)
             run.stacks = {rank: f"rank {rank}: in all_reduce\n" for rank in range(run.spec.world_size)}
-            self.end(name, Outcome.HUNG, at=at)
+            self.end(name, Outcome.HUNG, at=at, data=data)
 
     def end(
-        self, name: str, outcome: Outcome, *, at: float | None = None, message: str = "", rank: int | None = None
+        self,
+        name: str,
+        outcome: Outcome,
+        *,
+        at: float | None = None,
+        message: str = "",
+        rank: int | None = None,
+        data: dict[str, Any] | None = None,
     ) -> None:
         """End the run's last process at `at` (now), or at the run's deadline if that is earlier.
 
-        `rank` is the rank that failed first; its exit code is 1.
+        `message` and `data` are those of its failure. `rank` is the rank that failed first; its exit code is 1.
         """
         with self._changed:
             run = self._run(name)
@@ -386,7 +400,7 @@ class FakeBackend:
                 finished, outcome = self._deadline(run), Outcome.TIME_LIMIT
             failure = None
             if outcome is not Outcome.COMPLETED:
-                failure = Failure(message or f"It ended: {outcome}.", code=CODE_OF[outcome])
+                failure = Failure(message or f"It ended: {outcome}.", code=CODE_OF[outcome], data=data or {})
                 if rank is not None:
                     node = rank // run.spec.workers_per_node
                     failure = replace(failure, rank=rank, node=node, exit_code=1)

@@ -134,7 +134,12 @@ def _row(notification: Notification) -> dict[str, Any]:
             title = _("A notebook was stopped")
         text = f"#{data['job']} {data['name']}"
         href = reverse("job_detail", args=[data["job"]])
-        detail = end_sentence(data.get("reason", ""), is_free=data.get("charged_minor") == 0, is_notebook=is_notebook)
+        detail = end_sentence(
+            data.get("reason", ""),
+            is_charged_whole=data.get("is_charged_whole", False),
+            is_free=data.get("charged_minor") == 0,
+            is_notebook=is_notebook,
+        )
     elif notification.kind == "sweep.ended":
         text, detail = data["name"], sweep_end_sentence(data)
         href = reverse("sweep_detail", args=[data["sweep"]])

@@ -1,5 +1,7 @@
 """Notices to members: their list, and which of them are mailed to whom."""
 
+import time
+
 import pytest
 from django.core import mail
 from django.urls import reverse
@@ -8,7 +10,7 @@ from billing import emails
 from console.accounts.roles import Role
 from console.notifications import services
 from console.notifications.models import Notification
-from jobs import free_estimates, run_mails
+from jobs import free_estimates, reconciliation, run_mails
 from jobs.messages import sweep_end_sentence
 from jobs.models import Sweep
 from jobs.sweeps import progress
@@ -50,6 +52,17 @@ def test_a_free_run_that_failed_is_not_said_to_cost_anything(client, customer, b
     client.force_login(customer.membership.user)
     for text in (sent.body, client.get(reverse("notification_list")).text):
         assert ("This run was free." in text, "You pay" in text) == (True, False)
+
+
+def test_a_hang_that_is_charged_whole_is_said_to_be_paid_everywhere(client, customer):
+    attempt = customer.started(at=time.time() - 600)
+    customer.backend.hang(attempt.run_name, progress_at=time.time(), data={"seconds": 120, "charged_whole": True})
+    reconciliation.reconcile_job(job_pk=attempt.job_id)
+    run_mails.send_due()
+    [sent] = mail.outbox
+    client.force_login(customer.membership.user)
+    for text in (sent.body, client.get(reverse("notification_list")).text):
+        assert ("is free" in text, "until the run was ended" in text) == (False, True)
 
 
 def test_the_end_of_a_sweep_is_mailed_in_place_of_its_trials(client, sweeper, customer):
