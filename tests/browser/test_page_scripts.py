@@ -102,6 +102,17 @@ def test_the_page_of_a_notebook_counts_down_and_warns_before_its_time_limit(url,
     page.wait_for_url(f"**/notebooks/{job}/extend/")
 
 
+def test_a_new_script_can_be_trained_as_soon_as_it_is_saved(url, customer, strict_window):
+    page = strict_window.page
+    page.goto(f"{url}/workspaces/w/main/file/new.py?new=1")
+    expect(page.get_by_role("link", name="Use in training")).to_be_hidden()
+    page.locator(".CodeMirror").click()
+    page.keyboard.type("print(1)")
+    page.keyboard.press("Control+s")
+    page.get_by_role("link", name="Use in training").click()
+    page.wait_for_url(re.compile(r"workspace=main&code_path=new\.py$"))
+
+
 def test_a_conflict_in_the_editor_loses_no_text(url, customer, strict_window):
     page = strict_window.page
     strict_window.expected_error_status = 409
