@@ -20,11 +20,6 @@ def client(api, member):
 
 
 @pytest.fixture
-def workspace(member):
-    return WorkspaceFactory(organization=member.organization, name="code")
-
-
-@pytest.fixture
 def folder(workspace):
     return selectors.workspace_folder(workspace)
 
