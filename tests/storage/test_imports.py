@@ -219,6 +219,16 @@ def test_a_public_name_with_a_private_address_is_not_reached(settings, dataset, 
         assert (row.version, row.error) == (None, imports.NOT_ALLOWED), address
 
 
+def test_no_setting_allows_the_metadata_service_of_a_cloud():
+    """169.254.169.254 as it is, in IPv6 addresses that lead to it, and other addresses that are of no server."""
+    for host in (
+        "169.254.169.254", "[::ffff:169.254.169.254]", "[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::]", "[2001:0:a9fe:a9fe::]", "[fe80::1%1]", "224.0.0.1", "0.0.0.0",
+    ):  # fmt: skip
+        with pytest.raises(connections.ForbiddenAddress):
+            connections.connection_to(f"http://{host}", allows_private=True)
+
+
 def test_redirects_and_certificates_are_checked(server, dataset, monkeypatch):
     server.files = {"/f": CONTENT}
     server.redirects = {
