@@ -6,6 +6,9 @@ import pytest
 
 from tests import seaweedfs
 from tests.factories.storage import WorkspaceFactory
+from tests.registry import registry
+
+__all__ = ["registry"]
 
 
 @pytest.fixture

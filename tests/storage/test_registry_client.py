@@ -2,25 +2,20 @@
 
 import base64
 import contextlib
-import hashlib
 import json
-import shutil
 import socket
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from storage import registry_client
 from storage.registry_client import Credentials, Problem, RegistryError, check_login, digest_of, is_allowed
-from tests.console.processes import free_port, wait_for
+from tests.console.processes import free_port
+from tests.registry import PASSWORD, USER
 
-ME = Credentials("me", "hunter2")
-HTPASSWD = "me:$2b$04$rIkl8fKDnipHnKC7RVuMHeRKS1lPBtM8yQwzby6I059Nrcf/0ZO6G\n"
-"""The user `me` with the password `hunter2`, as bcrypt stores it."""
+ME = Credentials(USER, PASSWORD)
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -220,68 +215,26 @@ def test_an_odd_answer_is_a_problem_with_a_name(fake):
 # --- A real registry --------------------------------------------------------------------------------------------------
 
 
-def listens(host):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", int(host.rpartition(":")[2]))) == 0
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    """Debian's registry on loopback with the user `me`. Yields its host."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("Debian's docker-registry is not installed here (apt-get install docker-registry).")
-    host, folder = f"127.0.0.1:{free_port()}", tmp_path_factory.mktemp("registry")
-    (folder / "htpasswd").write_text(HTPASSWD)
-    configuration = {
-        "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-        "http": {"addr": host},
-        "auth": {"htpasswd": {"realm": "test", "path": str(folder / "htpasswd")}},
-    }
-    (folder / "config.yml").write_text(json.dumps(configuration))  # JSON is YAML
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
-    try:
-        wait_for(lambda: listens(host), 20)
-        yield host
-    finally:
-        process.kill()
-        process.wait()
-
-
-def push(host, text=b"{}"):
-    """Push an image with this configuration as `team/train:1`; return its digest."""
-    url, auth = f"http://{host}/v2/team/train", ("me", "hunter2")
-    digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
-    upload = httpx.post(f"{url}/blobs/uploads/", auth=auth).headers["Location"]
-    httpx.put(upload, params={**httpx.URL(upload).params, "digest": digest}, content=text, auth=auth).raise_for_status()
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    config = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest, "size": len(text)}
-    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": []}).encode()
-    pushed = httpx.put(f"{url}/manifests/1", content=manifest, headers={"Content-Type": kind}, auth=auth)
-    pushed.raise_for_status()
-    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-
-
 def test_digests_and_logins_of_a_real_registry_are_checked(registry):
-    digest = push(registry)
-    assert digest_of(f"{registry}/team/train:1", ME) == digest
-    assert digest_of(f"{registry}/team/train@{digest}", ME) == digest
-    assert problem(lambda: digest_of(f"{registry}/team/train:2", ME)) is Problem.NO_IMAGE
-    assert problem(lambda: digest_of(f"{registry}/team/train:1")) is Problem.UNAUTHORIZED
+    host = registry.host
+    digest = registry.push("team/train", "1", [])
+    assert digest_of(f"{host}/team/train:1", ME) == digest
+    assert digest_of(f"{host}/team/train@{digest}", ME) == digest
+    assert problem(lambda: digest_of(f"{host}/team/train:2", ME)) is Problem.NO_IMAGE
+    assert problem(lambda: digest_of(f"{host}/team/train:1")) is Problem.UNAUTHORIZED
     wrong = Credentials("me", "wrong")
-    assert problem(lambda: digest_of(f"{registry}/team/train:1", wrong)) is Problem.UNAUTHORIZED
-    check_login(registry, ME)
-    assert problem(lambda: check_login(registry, wrong)) is Problem.UNAUTHORIZED
+    assert problem(lambda: digest_of(f"{host}/team/train:1", wrong)) is Problem.UNAUTHORIZED
+    check_login(host, ME)
+    assert problem(lambda: check_login(host, wrong)) is Problem.UNAUTHORIZED
 
 
 @pytest.mark.django_db
 def test_an_image_and_its_password_are_checked_when_they_are_saved(api, owner, registry, settings):
     settings.REGISTRY_CHECKS = True
-    push(registry)
+    host = registry.host
+    registry.push("team/train", "1", [])
     client = api(owner)
-    image = {"name": "own", "title": "Own", "reference": f"{registry}/team/train:1", "frameworks": ["pytorch"]}
+    image = {"name": "own", "title": "Own", "reference": f"{host}/team/train:1", "frameworks": ["pytorch"]}
 
     def answer(method, path, **body):
         response = getattr(client, method)(f"/api/v1/{path}", body, format="json")
@@ -289,10 +242,10 @@ def test_an_image_and_its_password_are_checked_when_they_are_saved(api, owner, r
         return response.status_code, sorted(response.data.get("fields", ()))
 
     assert answer("post", "images/", **image) == (400, ["reference"])
-    assert answer("put", f"registries/{registry}/", username="me", password="wrong") == (400, ["password"])
-    assert answer("put", f"registries/{registry}/", username="me", password="hunter2") == (200, [])
-    assert answer("put", f"registries/{registry}/", username="me") == (200, []), "the password stays"
-    assert answer("post", "images/", **image | {"reference": f"{registry}/team/train:2"}) == (400, ["reference"])
+    assert answer("put", f"registries/{host}/", username="me", password="wrong") == (400, ["password"])
+    assert answer("put", f"registries/{host}/", username="me", password="hunter2") == (200, [])
+    assert answer("put", f"registries/{host}/", username="me") == (200, []), "the password stays"
+    assert answer("post", "images/", **image | {"reference": f"{host}/team/train:2"}) == (400, ["reference"])
     assert answer("post", "images/", **image) == (201, [])
     gone = image | {"name": "gone", "reference": f"127.0.0.1:{free_port()}/train:1"}
     response = client.post("/api/v1/images/", gone, format="json")
