@@ -2,7 +2,6 @@
 
 import base64
 import ssl
-import threading
 from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from console.core.errors import InvalidInput
 from storage import dataset_files, garbage_collection, import_progress, imports, selectors
 from storage.models import DatasetImport
 from tests.factories.storage import DatasetFactory
+from tests.http_server import serving
 from tests.kubernetes.certificates import Certificates
 from tests.storage.archives import tar_of
 from tests.storage.refusals import refused_fields
@@ -84,17 +84,13 @@ def server(settings, monkeypatch):
     certificates = Certificates()
     server = Server()
     server.socket = certificates.context().wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     settings.DATASET_IMPORT_HOSTS = [server.host]
     trusted = ssl.create_default_context(cadata=base64.b64decode(certificates.authority).decode())
     monkeypatch.setattr(connections, "tls_context", lambda: trusted)
     monkeypatch.setattr(connections, "is_public", lambda _address: True)
     monkeypatch.setattr(imports.time, "sleep", lambda _seconds: None)
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from storage import registry_client
 from storage.registry_client import Credentials, Problem, RegistryError, check_login, digest_of, is_allowed
 from tests.console.processes import free_port
+from tests.http_server import serving
 from tests.registry import PASSWORD, USER
 
 ME = Credentials(USER, PASSWORD)
@@ -54,8 +55,6 @@ class Fake:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self.server.server_port}"
-        # The poll interval is how long `shutdown` waits.
-        threading.Thread(target=self.server.serve_forever, args=[0.02], daemon=True).start()
 
 
 @pytest.fixture
@@ -65,8 +64,7 @@ def fake():
 
         def make():
             made = Fake()
-            stack.callback(made.server.server_close)
-            stack.callback(made.server.shutdown)
+            stack.enter_context(serving(made.server))
             return made
 
         yield make

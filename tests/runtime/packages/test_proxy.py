@@ -4,13 +4,13 @@ import contextlib
 import http.server
 import socket
 import struct
-import threading
 
 import pytest
 
 from runtime.launcher import install
 from runtime.packages import indexes, proxy
 from runtime.packages.indexes import InvalidIndexes
+from tests.http_server import serving
 
 
 @pytest.fixture
@@ -28,12 +28,8 @@ def server():
         def log_message(self, *arguments):
             """Print nothing."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as served:
         yield served.server_address[1]
-        served.shutdown()
-        thread.join()
 
 
 def ask(folder, request):
