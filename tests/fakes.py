@@ -15,16 +15,14 @@ from typing import Any
 
 from runtime.backends import log_chunks
 from runtime.backends.base import Tunnel
+from runtime.backends.supervision.folder_backend import FolderBackend
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RuntimeFault
-from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.notebook import SOCKET
-from runtime.launcher.topology import Plan
 from runtime.specs import (
     Capacity,
     Controller,
     Failure,
     FailureCode,
-    Framework,
     Image,
     LogChunk,
     NodeCapacity,
@@ -150,12 +148,9 @@ class FakeBackend:
     def samples(self, name: str, node: int, offset: int = 0, limit: int = 65536) -> LogChunk:
         with self._answering():
             run = self._run(name)
-            stored = run.samples.get(node, b"")
-            offset = offset if offset >= 0 else max(0, len(stored) + offset)
-            piece = stored[offset : offset + limit]
-            piece = piece[: piece.rfind(b"\n") + 1]
-            ended = run.status.phase is RunPhase.ENDED and offset + len(piece) >= len(stored)
-            return LogChunk(piece.decode(), offset + len(piece), ended)
+            raw_chunk = log_chunks.read_raw_chunk(io.BytesIO(run.samples.get(node, b"")), offset, limit)
+            ended = run.status.phase is RunPhase.ENDED and raw_chunk.at_end
+            return log_chunks.lines_chunk(raw_chunk.data, raw_chunk.offset, is_final=ended)
 
     def stacks(self, name: str) -> dict[int, str]:
         with self._answering():
@@ -189,15 +184,7 @@ class FakeBackend:
             shutil.rmtree(self.output_folder(key), ignore_errors=True)
             self.checkpoints.discard(key)
 
-    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
-        folder = self.checkpoint_folder(key)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            copy(folder)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
+    fill_checkpoints = FolderBackend.fill_checkpoints
 
     def names(self, *, live: bool = False) -> list[str]:
         with self._answering():
@@ -244,39 +231,7 @@ class FakeBackend:
                 fresh, seen = set(self._log[seen:]), len(self._log)
             yield fresh
 
-    def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
-        world = spec.nodes * spec.workers_per_node
-        plan = Plan(
-            run_id=spec.name,
-            node=rank // spec.workers_per_node,
-            nodes=spec.nodes,
-            workers=spec.workers_per_node,
-            framework=spec.framework.value,
-            backend="gloo",
-            addresses=["127.0.0.1"] * spec.nodes,
-            master_port=0,
-            script=spec.script,
-            arguments=list(spec.arguments),
-            epochs=spec.epochs,
-            lr=spec.lr,
-            lr_scaling=spec.lr_scaling.value,
-            warmup_epochs=spec.warmup_epochs,
-            batch_size=spec.batch_size,
-            datasets=list(spec.datasets),
-            datasets_path=spec.datasets_target,
-            models=list(spec.models),
-            models_path=spec.models_target,
-            workspace=spec.workspace_target,
-            run_dir="/run/trainyard",
-            checkpoint_dir="/checkpoints",
-            output_dir="/outputs",
-            restart_count=spec.restart_count,
-            omp_threads=1,
-            traceparent=spec.traceparent,
-            interface="lo",
-            worker_ports=[0] * world if spec.framework is Framework.TENSORFLOW else [],
-        )
-        return rank_environment(plan, rank % spec.workers_per_node)
+    environment = FolderBackend.environment  # it only reads the spec
 
     def run_folder(self, name: str) -> Path:
         return self.root / name

@@ -13,9 +13,11 @@ import socket
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.console.processes import wait_for
 
@@ -90,6 +92,17 @@ class Registry:
         self._client.close()
         self._process.kill()
         self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def registry(short_folders: Callable[[], Path]) -> Iterator[Registry]:
+    """A registry of images on loopback. Tests push the images that they need."""
+    program = shutil.which("docker-registry")
+    if program is None:
+        pytest.skip("There is no docker-registry: apt-get install docker-registry.")
+    registry = Registry(program, short_folders())
+    yield registry
+    registry.close()
 
 
 def digest_of(content: bytes) -> str:

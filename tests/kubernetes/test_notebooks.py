@@ -19,7 +19,6 @@ from runtime.backends.kubernetes import notebooks as tunnels
 from runtime.backends.kubernetes.client import WebsocketTarget
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.pod_plan import NOTEBOOK_PORT, build_pod_inputs
-from runtime.backends.kubernetes.rbac import rbac
 from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.images import venvs
 from runtime.specs import Image, Outcome, Resources, RunPhase
@@ -27,7 +26,7 @@ from tests.console.processes import wait_for
 from tests.factories.notebooks import Browser, sell_notebook
 from tests.kubernetes.harness import KubernetesHarness
 from tests.kubernetes.images import FAKE_TORCH_IMAGE, python_image
-from tests.runtime.backends.cluster_runs import LIMITED_ROLE, create_limited_backend
+from tests.runtime.backends.cluster_runs import create_limited_backend, forbid
 from tests.runtime.images_of_ours import IMAGES
 from tests.tools import asgi_console
 
@@ -97,8 +96,7 @@ def test_the_roles_permissions_suffice_to_reach_a_notebook_that_starts_late(
     own_harness, fake, tunnel_folders, monkeypatch
 ):
     config = own_harness.config()
-    rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
-    permitted = create_limited_backend(own_harness, fake, config, rules)
+    permitted = create_limited_backend(own_harness, fake, config)
     dial_of, early = fake.api.dial_of, [True]
 
     def refuse_first(namespace, name):
@@ -122,8 +120,7 @@ def test_the_roles_permissions_suffice_to_reach_a_notebook_that_starts_late(
     assert run(post_together()) == [b"%d" % number for number in range(5)]
     wait_for(lambda: not fake.server.forwards, 30)
     assert list(tunnel_folders.iterdir()) == []
-    without_portforward = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
-    fake.store.edit("roles", config.namespace, LIMITED_ROLE, lambda role: role.update(rules=without_portforward))
+    forbid(fake, config, "pods/portforward")
     with pytest.raises(BackendUnavailable, match="403"):
         run(post(permitted, b""))
 

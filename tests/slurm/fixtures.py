@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from runtime.backends.slurm.image_import import TOOLS
-from tests.registry import Registry, layer, write_python
+from tests.registry import layer, write_python
 from tests.slurm.accounting import (
     ACCOUNT,
     ACCOUNTING_PROGRAMS,
@@ -56,17 +56,6 @@ def accounting_harness(accounting_cluster, tmp_path, bare_images):
     )
     yield harness
     harness.close()
-
-
-@pytest.fixture(scope="session")
-def registry(short_folders):
-    """A registry of images on loopback. Tests push the images that they need."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("There is no docker-registry: apt-get install docker-registry.")
-    registry = Registry(program, short_folders())
-    yield registry
-    registry.close()
 
 
 @pytest.fixture(scope="session")

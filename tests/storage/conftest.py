@@ -1,10 +1,14 @@
-"""A workspace's folder with secrets beside it, and a bucket of a real S3 server."""
+"""A workspace, a workspace's folder with secrets beside it, and a bucket of a real S3 server."""
 
 import secrets
 
 import pytest
 
 from tests import seaweedfs
+from tests.factories.storage import WorkspaceFactory
+from tests.registry import registry
+
+__all__ = ["registry"]
 
 
 @pytest.fixture
@@ -16,6 +20,12 @@ def root(tmp_path):
     folder = tmp_path / "workspace"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def workspace(owner):
+    """An empty workspace of the owner's organization."""
+    return WorkspaceFactory(organization=owner.organization, name="code")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import hashlib
 
 import pytest
-from django.test import Client
 
 from storage import catalog, registries, selectors, upload_stream
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
@@ -17,11 +16,6 @@ MIB = 1024**2
 @pytest.fixture
 def client(api, member):
     return api(member)
-
-
-@pytest.fixture
-def workspace(member):
-    return WorkspaceFactory(organization=member.organization, name="code")
 
 
 @pytest.fixture
@@ -219,11 +213,7 @@ def test_a_failed_connection_raises_upload_broken():
             body.read(5)
 
 
-def test_admin_pages_show_no_secret(owner):
-    owner.user.is_staff = owner.user.is_superuser = True
-    owner.user.save()
-    client = Client()
-    client.force_login(owner.user)
+def test_admin_pages_show_no_secret(owner, admin_client):
     version = DatasetVersionFactory(dataset__organization=owner.organization)
     rows = {
         "image": ImageFactory(),
@@ -233,8 +223,8 @@ def test_admin_pages_show_no_secret(owner):
         "registry": registries.save_registry(organization=owner.organization, host="a.b", password="hunter2"),
     }
     for model, row in rows.items():
-        page = client.get(f"/admin/storage/{model}/{row.pk}/change/").content.decode()
+        page = admin_client.get(f"/admin/storage/{model}/{row.pk}/change/").content.decode()
         assert "hunter2" not in page
         assert "secret" not in page
         # Administrators add only images; customers create the rest.
-        assert client.get(f"/admin/storage/{model}/add/").status_code == (200 if model == "image" else 403)
+        assert admin_client.get(f"/admin/storage/{model}/add/").status_code == (200 if model == "image" else 403)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import stat
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from storage import (
     workspace_templates,
 )
 from storage.errors import BadArchive, NameTaken, StorageFull, TooLarge, TooMany, UnsafePath
-from storage.models import Dataset, DatasetVersion, Image
+from storage.models import Dataset, DatasetVersion, Image, ModelVersion
 from storage.quota import Reservation
 from storage.trees import ENTRY_BYTES, Measurement, Usage
 from tests.crashes import Crash
@@ -44,10 +45,10 @@ def leftovers():
     return [path.name for path in catalog.scratch().iterdir()]
 
 
-def published():
+def published(kind="dataset"):
     """Return the entries of the folder of published versions."""
-    folder = selectors.root() / "datasets"
-    return [path.name for path in folder.iterdir()] if folder.exists() else []
+    folder = selectors.root() / f"{kind}s"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def new_dataset(owner, name="mnist"):
@@ -60,6 +61,23 @@ def new_workspace(owner, name="work"):
 
 def publish(dataset, data=ARCHIVE):
     return catalog.publish_version(dataset=dataset, user=dataset.created_by, stream=io.BytesIO(data))
+
+
+@pytest.fixture
+def publisher(owner, root):
+    """`publisher(kind)` returns two functions, which publish and return the latest version of a dataset or model."""
+    (root / "x").write_text("x")
+    ours = {"organization": owner.organization, "user": owner.user, "name": "mnist"}
+
+    def create(kind):
+        if kind == "model":
+            publish_next = partial(model_catalog.publish_version, **ours, root=root, path="", lineage={"job": 1})
+            return publish_next, lambda: selectors.model_named(owner.organization, "mnist").latest
+        dataset = new_dataset(owner)
+        publish_next = lambda: publish(Dataset.objects.get(pk=dataset.pk))
+        return publish_next, lambda: selectors.dataset_named(owner.organization, "mnist").latest
+
+    return create
 
 
 def test_invalid_names_are_reported_at_their_field(owner):
@@ -131,24 +149,28 @@ def test_a_refused_archive_leaves_nothing(owner, settings):
 
 
 STEPS = [
-    (files, "copy"),
-    (catalog, "unpack_archive"),
-    (archives, "detect_format"),
-    (archives._Writer, "create_links"),
-    (trees, "make_read_only"),
-    (Path, "rename"),
-    (Reservation, "release"),
-    (DatasetVersion.objects, "create"),
-    (Dataset, "save"),
-    (catalog, "record_audit_event"),
+    ("dataset", files, "copy"),
+    ("dataset", catalog, "unpack_archive"),
+    ("dataset", archives, "detect_format"),
+    ("dataset", archives._Writer, "create_links"),
+    ("dataset", trees, "make_read_only"),
+    ("dataset", Path, "rename"),
+    ("dataset", Reservation, "release"),
+    ("dataset", DatasetVersion.objects, "create"),
+    ("dataset", Dataset, "save"),
+    ("dataset", catalog, "record_audit_event"),
+    ("model", model_catalog, "copy_tree"),
+    ("model", model_catalog, "move_into_place"),
+    ("model", ModelVersion.objects, "create"),
 ]
 """The steps of publishing a version, and where each is called from."""
 
 
-@pytest.mark.parametrize(("place", "step"), STEPS, ids=[step for _place, step in STEPS])
-def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypatch, place, step):
-    dataset = new_dataset(owner)
-    first = publish(dataset)
+@pytest.mark.parametrize(("kind", "place", "step"), STEPS, ids=[f"{kind}-{step}" for kind, _place, step in STEPS])
+def test_a_crash_leaves_no_row_and_only_files_that_are_collected(publisher, monkeypatch, kind, place, step):
+    publish_next, latest = publisher(kind)
+    first = publish_next()
+    kept = published(kind)
     real = getattr(place, step)
 
     def crash(*args, **kwargs):
@@ -159,18 +181,16 @@ def test_a_crash_leaves_no_row_and_only_files_that_are_collected(owner, monkeypa
         broken.setattr(trees, "remove_tree", lambda **_kwargs: 0)  # a dead process cleans nothing up
         broken.setattr(place, step, crash)
         with pytest.raises(Crash), transaction.atomic():
-            publish(dataset, tar_of({"x": b"x"}))
-    dataset.refresh_from_db()
-    assert dataset.latest == first
-    assert list(dataset.versions.all()) == [first]
-    assert selectors.version_folder(first).exists()
+            publish_next()
+    assert latest() == first
+    assert list(type(first).objects.all()) == [first]
     assert leftovers()
     for limit in ("ABANDONED_AFTER", "KEPT_AFTER_DELETION"):
         monkeypatch.setattr(garbage_collection, limit, timedelta(0))
     garbage_collection.collect()
     assert leftovers() == []
-    assert len(published()) == 2  # the first version and its manifest
-    assert publish(dataset).number == 2
+    assert published(kind) == kept
+    assert publish_next().number == 2
 
 
 def test_no_row_is_written_before_the_bytes_are_on_the_disk(owner, monkeypatch, root):
@@ -197,10 +217,11 @@ def test_no_row_is_written_before_the_bytes_are_on_the_disk(owner, monkeypatch, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_publishing_gives_different_numbers(owner):
-    dataset = new_dataset(owner)
-    assert sorted(together(*[lambda: publish(Dataset.objects.get(pk=dataset.pk)).number] * 4)) == [1, 2, 3, 4]
-    assert selectors.dataset_named(owner.organization, "mnist").latest.number == 4
+@pytest.mark.parametrize("kind", ["dataset", "model"])
+def test_concurrent_publishing_gives_different_numbers(publisher, kind):
+    publish_next, latest = publisher(kind)
+    assert sorted(together(*[lambda: publish_next().number] * 4)) == [1, 2, 3, 4]
+    assert latest().number == 4
 
 
 @pytest.mark.django_db(transaction=True)

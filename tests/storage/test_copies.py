@@ -8,14 +8,8 @@ from console.accounts.models import Quota
 from storage import catalog, copies, selectors
 from storage.errors import FileMissing, NameTaken, TooLarge, UnsafePath, WrongKind
 from storage.trees import ENTRY_BYTES
-from tests.factories.storage import WorkspaceFactory
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def workspace(owner):
-    return WorkspaceFactory(organization=owner.organization, name="code")
 
 
 @pytest.fixture

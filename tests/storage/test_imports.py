@@ -2,7 +2,6 @@
 
 import base64
 import ssl
-import threading
 from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from console.core.errors import InvalidInput
 from storage import dataset_files, garbage_collection, import_progress, imports, selectors
 from storage.models import DatasetImport
 from tests.factories.storage import DatasetFactory
+from tests.http_server import serving
 from tests.kubernetes.certificates import Certificates
 from tests.storage.archives import tar_of
 from tests.storage.refusals import refused_fields
@@ -84,17 +84,13 @@ def server(settings, monkeypatch):
     certificates = Certificates()
     server = Server()
     server.socket = certificates.context().wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     settings.DATASET_IMPORT_HOSTS = [server.host]
     trusted = ssl.create_default_context(cadata=base64.b64decode(certificates.authority).decode())
     monkeypatch.setattr(connections, "tls_context", lambda: trusted)
     monkeypatch.setattr(connections, "is_public", lambda _address: True)
     monkeypatch.setattr(imports.time, "sleep", lambda _seconds: None)
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 @pytest.fixture
@@ -209,20 +205,24 @@ def test_addresses_of_other_hosts_or_forms_are_refused(settings, dataset):
         assert refused_fields(imports.start_import, dataset=dataset, user=None, url=url) == ["url"], url
 
 
-PRIVATE_ADDRESSES = [
-    "127.0.0.1", "10.0.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1%1", "fd00::1",
-    "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1", "2001:0:7f00:1::1",
-]  # fmt: skip
-
-
 def test_a_public_name_with_a_private_address_is_not_reached(settings, dataset, monkeypatch):
     settings.DATASET_IMPORT_HOSTS = ["data.example.com"]
     monkeypatch.setattr(connections.socket, "create_connection", lambda *_a, **_o: pytest.fail("connected"))
-    for address in PRIVATE_ADDRESSES:
+    for address in ("127.0.0.1", "::ffff:127.0.0.1", "2002:7f00:1::1"):
         found = [(0, 0, 0, "", (address, 443))]
         monkeypatch.setattr(connections.socket, "getaddrinfo", lambda *_a, found=found, **_o: found)
         row = imported(dataset, "https://data.example.com/f")
         assert (row.version, row.error) == (None, imports.NOT_ALLOWED), address
+
+
+def test_no_setting_allows_the_metadata_service_of_a_cloud():
+    """169.254.169.254 as it is, in IPv6 addresses that lead to it, and other addresses that are of no server."""
+    for host in (
+        "169.254.169.254", "[::ffff:169.254.169.254]", "[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::]", "[2001:0:a9fe:a9fe::]", "[fe80::1%1]", "224.0.0.1", "0.0.0.0",
+    ):  # fmt: skip
+        with pytest.raises(connections.ForbiddenAddress):
+            connections.connection_to(f"http://{host}", allows_private=True)
 
 
 def test_redirects_and_certificates_are_checked(server, dataset, monkeypatch):

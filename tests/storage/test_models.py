@@ -10,9 +10,7 @@ from storage import catalog, garbage_collection, in_use, model_catalog, retentio
 from storage.errors import InUse, NameTaken, TooLarge, TooMany
 from storage.models import Model, ModelVersion
 from storage.trees import ENTRY_BYTES
-from tests.crashes import Crash
 from tests.factories.storage import ModelVersionFactory
-from tests.racing import together
 
 pytestmark = pytest.mark.django_db
 LINEAGE = {"job": 7, "path": "outputs"}
@@ -90,35 +88,6 @@ def test_the_quota_limits_the_number_of_models(owner, outputs):
     with pytest.raises(TooMany):
         retention.restore(item=first)
     assert len(stored()) == 3
-
-
-@pytest.mark.parametrize(
-    ("place", "step"),
-    [(model_catalog, "copy_tree"), (model_catalog, "move_into_place"), (ModelVersion.objects, "create")],
-    ids=["copy", "move", "row"],
-)
-def test_a_crash_leaves_no_row(owner, outputs, monkeypatch, place, step):
-    first = publish(owner, outputs)
-    real = getattr(place, step)
-
-    def crash(*args, **kwargs):
-        real(*args, **kwargs)
-        raise Crash
-
-    with monkeypatch.context() as broken:
-        broken.setattr(place, step, crash)
-        with pytest.raises(Crash):
-            publish(owner, outputs)
-    model = selectors.model_named(owner.organization, "digits")
-    assert list(model.versions.all()) == [first]
-    assert model.latest == first
-    assert publish(owner, outputs).number == 2
-
-
-@pytest.mark.django_db(transaction=True)
-def test_concurrent_publishing_makes_one_model_with_different_numbers(owner, outputs):
-    assert sorted(together(*[lambda: publish(owner, outputs).number] * 4)) == [1, 2, 3, 4]
-    assert Model.objects.get().latest.number == 4
 
 
 def test_a_version_is_deleted_and_restored_with_its_model(owner, outputs):

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def workspace(owner):
-    return WorkspaceFactory(organization=owner.organization, name="code")
-
-
-@pytest.fixture
 def folder(workspace):
     """The workspace's folder. It has `src` with a file, a folder and a link."""
     folder = selectors.workspace_folder(workspace)

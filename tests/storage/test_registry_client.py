@@ -2,25 +2,21 @@
 
 import base64
 import contextlib
-import hashlib
 import json
-import shutil
 import socket
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
-import httpx
 import pytest
 
 from storage import registry_client
 from storage.registry_client import Credentials, Problem, RegistryError, check_login, digest_of, is_allowed
-from tests.console.processes import free_port, wait_for
+from tests.console.processes import free_port
+from tests.http_server import serving
+from tests.registry import PASSWORD, USER
 
-ME = Credentials("me", "hunter2")
-HTPASSWD = "me:$2b$04$rIkl8fKDnipHnKC7RVuMHeRKS1lPBtM8yQwzby6I059Nrcf/0ZO6G\n"
-"""The user `me` with the password `hunter2`, as bcrypt stores it."""
+ME = Credentials(USER, PASSWORD)
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -59,8 +55,6 @@ class Fake:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.host = f"127.0.0.1:{self.server.server_port}"
-        # The poll interval is how long `shutdown` waits.
-        threading.Thread(target=self.server.serve_forever, args=[0.02], daemon=True).start()
 
 
 @pytest.fixture
@@ -70,8 +64,7 @@ def fake():
 
         def make():
             made = Fake()
-            stack.callback(made.server.server_close)
-            stack.callback(made.server.shutdown)
+            stack.enter_context(serving(made.server))
             return made
 
         yield make
@@ -128,12 +121,7 @@ def test_a_name_is_asked_only_if_all_its_addresses_are_public(settings, fake, mo
     registry = fake()
     registry.answers["/v2/train/manifests/1"] = (200, {"Docker-Content-Digest": DIGEST}, b"")
     settings.REGISTRY_PRIVATE_ADDRESSES = False
-    refused = (
-        *("127.0.0.1", "10.0.0.1", "192.168.1.1", "172.16.0.1", "100.64.0.1", "169.254.169.254", "0.0.0.0"),
-        *("224.0.0.1", "::1", "fe80::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::", "fec0::1"),
-    )
-    assert [address for address in refused if is_allowed(address)] == []
-    assert all(map(is_allowed, ("1.1.1.1", "2606:4700::1111", "64:ff9b::101:101")))
+    assert (is_allowed("1.1.1.1"), is_allowed("10.0.0.1")) == (True, False)
     for host in (registry.host, f"localhost:{registry.server.server_port}"):
         assert problem(lambda host=host: digest_of(f"{host}/train:1")) is Problem.FORBIDDEN_ADDRESS
     assert registry.asked == []
@@ -143,7 +131,9 @@ def test_a_name_is_asked_only_if_all_its_addresses_are_public(settings, fake, mo
         assert problem(lambda: digest_of("registry.example.com/train:1")) is Problem.FORBIDDEN_ADDRESS, "one is private"
     settings.REGISTRY_PRIVATE_ADDRESSES = True
     assert is_allowed("10.0.0.1")
-    assert not is_allowed("169.254.169.254"), "the metadata service of a cloud"
+    # The second and third are the first, the metadata service of a cloud, as IPv6 addresses.
+    never = ("169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "fe80::1", "224.0.0.1", "0.0.0.0")
+    assert [address for address in never if is_allowed(address)] == []
     # A port below 1024 may belong to another service, such as SSH.
     assert problem(lambda: digest_of("127.0.0.1:22/train:1")) is Problem.FORBIDDEN_ADDRESS
 
@@ -223,68 +213,26 @@ def test_an_odd_answer_is_a_problem_with_a_name(fake):
 # --- A real registry --------------------------------------------------------------------------------------------------
 
 
-def listens(host):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", int(host.rpartition(":")[2]))) == 0
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    """Debian's registry on loopback with the user `me`. Yields its host."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("Debian's docker-registry is not installed here (apt-get install docker-registry).")
-    host, folder = f"127.0.0.1:{free_port()}", tmp_path_factory.mktemp("registry")
-    (folder / "htpasswd").write_text(HTPASSWD)
-    configuration = {
-        "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(folder / "data")}},
-        "http": {"addr": host},
-        "auth": {"htpasswd": {"realm": "test", "path": str(folder / "htpasswd")}},
-    }
-    (folder / "config.yml").write_text(json.dumps(configuration))  # JSON is YAML
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", str(folder / "config.yml")], stdout=log, stderr=log)
-    try:
-        wait_for(lambda: listens(host), 20)
-        yield host
-    finally:
-        process.kill()
-        process.wait()
-
-
-def push(host, text=b"{}"):
-    """Push an image with this configuration as `team/train:1`; return its digest."""
-    url, auth = f"http://{host}/v2/team/train", ("me", "hunter2")
-    digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
-    upload = httpx.post(f"{url}/blobs/uploads/", auth=auth).headers["Location"]
-    httpx.put(upload, params={**httpx.URL(upload).params, "digest": digest}, content=text, auth=auth).raise_for_status()
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    config = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest, "size": len(text)}
-    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": []}).encode()
-    pushed = httpx.put(f"{url}/manifests/1", content=manifest, headers={"Content-Type": kind}, auth=auth)
-    pushed.raise_for_status()
-    return f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-
-
 def test_digests_and_logins_of_a_real_registry_are_checked(registry):
-    digest = push(registry)
-    assert digest_of(f"{registry}/team/train:1", ME) == digest
-    assert digest_of(f"{registry}/team/train@{digest}", ME) == digest
-    assert problem(lambda: digest_of(f"{registry}/team/train:2", ME)) is Problem.NO_IMAGE
-    assert problem(lambda: digest_of(f"{registry}/team/train:1")) is Problem.UNAUTHORIZED
+    host = registry.host
+    digest = registry.push("team/train", "1", [])
+    assert digest_of(f"{host}/team/train:1", ME) == digest
+    assert digest_of(f"{host}/team/train@{digest}", ME) == digest
+    assert problem(lambda: digest_of(f"{host}/team/train:2", ME)) is Problem.NO_IMAGE
+    assert problem(lambda: digest_of(f"{host}/team/train:1")) is Problem.UNAUTHORIZED
     wrong = Credentials("me", "wrong")
-    assert problem(lambda: digest_of(f"{registry}/team/train:1", wrong)) is Problem.UNAUTHORIZED
-    check_login(registry, ME)
-    assert problem(lambda: check_login(registry, wrong)) is Problem.UNAUTHORIZED
+    assert problem(lambda: digest_of(f"{host}/team/train:1", wrong)) is Problem.UNAUTHORIZED
+    check_login(host, ME)
+    assert problem(lambda: check_login(host, wrong)) is Problem.UNAUTHORIZED
 
 
 @pytest.mark.django_db
 def test_an_image_and_its_password_are_checked_when_they_are_saved(api, owner, registry, settings):
     settings.REGISTRY_CHECKS = True
-    push(registry)
+    host = registry.host
+    registry.push("team/train", "1", [])
     client = api(owner)
-    image = {"name": "own", "title": "Own", "reference": f"{registry}/team/train:1", "frameworks": ["pytorch"]}
+    image = {"name": "own", "title": "Own", "reference": f"{host}/team/train:1", "frameworks": ["pytorch"]}
 
     def answer(method, path, **body):
         response = getattr(client, method)(f"/api/v1/{path}", body, format="json")
@@ -292,10 +240,10 @@ def test_an_image_and_its_password_are_checked_when_they_are_saved(api, owner, r
         return response.status_code, sorted(response.data.get("fields", ()))
 
     assert answer("post", "images/", **image) == (400, ["reference"])
-    assert answer("put", f"registries/{registry}/", username="me", password="wrong") == (400, ["password"])
-    assert answer("put", f"registries/{registry}/", username="me", password="hunter2") == (200, [])
-    assert answer("put", f"registries/{registry}/", username="me") == (200, []), "the password stays"
-    assert answer("post", "images/", **image | {"reference": f"{registry}/team/train:2"}) == (400, ["reference"])
+    assert answer("put", f"registries/{host}/", username="me", password="wrong") == (400, ["password"])
+    assert answer("put", f"registries/{host}/", username="me", password="hunter2") == (200, [])
+    assert answer("put", f"registries/{host}/", username="me") == (200, []), "the password stays"
+    assert answer("post", "images/", **image | {"reference": f"{host}/team/train:2"}) == (400, ["reference"])
     assert answer("post", "images/", **image) == (201, [])
     gone = image | {"name": "gone", "reference": f"127.0.0.1:{free_port()}/train:1"}
     response = client.post("/api/v1/images/", gone, format="json")

@@ -1,7 +1,6 @@
 """The client of S3, against a real server: signatures, listings, multipart uploads."""
 
 import http.client
-import threading
 from contextlib import closing
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +10,7 @@ import pytest
 
 from storage import s3
 from tests import seaweedfs
+from tests.http_server import serving
 
 pytestmark = pytest.mark.xdist_group("seaweedfs")
 
@@ -82,10 +82,7 @@ class ChunkedError(BaseHTTPRequestHandler):
 
 
 def test_an_error_in_chunks_has_its_code():
-    with HTTPServer(("127.0.0.1", 0), ChunkedError) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
+    with serving(HTTPServer(("127.0.0.1", 0), ChunkedError)) as server:
         bucket = s3.Bucket(f"http://127.0.0.1:{server.server_port}", "gone", "us-east-1", allows_private=True)
         with pytest.raises(s3.S3Error, match="404 NoSuchBucket"):
             list(s3.list_objects(bucket, ""))
-        thread.join()

@@ -5,7 +5,6 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import call_command
-from django.test import Client
 from django.utils import timezone
 
 from console.accounts.models import AuditEvent, Organization
@@ -113,16 +112,12 @@ def test_public_datasets_belong_to_nobody_who_can_sign_up(stranger):
     assert not version.dataset.organization.memberships.exists()
 
 
-def test_an_administrator_publishes_and_withdraws(dataset, owner, stranger):
-    owner.user.is_staff = owner.user.is_superuser = True
-    owner.user.save()
-    client = Client()
-    client.force_login(owner.user)
+def test_an_administrator_publishes_and_withdraws(dataset, stranger, admin_client, admin_user):
     for action, expected in (("make_public", ["digits"]), ("withdraw", [])):
         data = {"action": action, "_selected_action": [dataset.pk]}
-        assert client.post("/admin/storage/dataset/", data).status_code == 302
+        assert admin_client.post("/admin/storage/dataset/", data).status_code == 302
         assert usable(stranger) == expected
-    assert AuditEvent.objects.filter(action="dataset.made_public", actor=owner.user).exists()
+    assert AuditEvent.objects.filter(action="dataset.made_public", actor=admin_user).exists()
 
 
 def test_publish_dataset_adds_a_public_version(tmp_path, stranger, capsys):

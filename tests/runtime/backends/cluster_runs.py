@@ -3,6 +3,7 @@
 import dataclasses
 
 from runtime.backends.kubernetes.backend import KubernetesBackend
+from runtime.backends.kubernetes.rbac import rbac
 from tests.runtime.backends.contract import WAIT
 
 NAME = "job-1-1"
@@ -25,14 +26,15 @@ def wait_for_code(harness, code):
     return harness.wait(NAME, lambda status: status.waiting_code == code)
 
 
-def create_limited_backend(harness, fake, config, rules):
-    """Return a backend that has only the permissions in `rules`, through the Role in the namespace of runs."""
-    return KubernetesBackend(config=limit_config(harness, fake, config, rules), root=harness.site.root / "runs")
+def create_limited_backend(harness, fake, config):
+    """Return a backend that has only the permissions of the console's Role."""
+    return KubernetesBackend(config=limit_config(harness, fake, config), root=harness.site.root / "runs")
 
 
-def limit_config(harness, fake, config, rules):
-    """Return the settings with a kubeconfig that has only the permissions in `rules`."""
-    fake.make("roles", config.namespace, LIMITED_ROLE, rules=rules)
+def limit_config(harness, fake, config):
+    """Return the settings with a kubeconfig that has only the permissions of the console's Role."""
+    (role,) = [each for each in rbac(config) if each["kind"] == "Role"]
+    fake.make("roles", config.namespace, LIMITED_ROLE, rules=role["rules"])
     fake.make("serviceaccounts", config.namespace, "a")
     subject = {"kind": "ServiceAccount", "name": "a", "namespace": config.namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": LIMITED_ROLE}
@@ -41,3 +43,12 @@ def limit_config(harness, fake, config, rules):
     path = harness.site.root.parent / "limited"
     fake.server.kubeconfig(path, token)
     return dataclasses.replace(config, kubeconfig=str(path))
+
+
+def forbid(fake, config, resource):
+    """Take the rule for a resource, such as "jobs", from the Role of limited backends."""
+
+    def remove(role):
+        role["rules"] = [rule for rule in role["rules"] if rule["resources"] != [resource]]
+
+    fake.store.edit("roles", config.namespace, LIMITED_ROLE, remove)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.backends.kubernetes import rbac
 from runtime.backends.kubernetes.backend import KubernetesBackend, check
 from runtime.backends.kubernetes.check import NEWEST_MINOR
 from runtime.backends.kubernetes.check import check as run_checks
@@ -13,7 +12,7 @@ from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
-from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, job_of, limit_config, start
+from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, forbid, job_of, limit_config, start
 from tests.runtime.backends.contract import STUBBORN, WAIT
 
 pytestmark = [pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds"), pytest.mark.slow]
@@ -194,9 +193,8 @@ def test_the_check_of_a_fresh_installation_depends_on_the_access_mode(own_harnes
 
 def test_check_names_missing_permissions_and_node_kinds_without_machines(own_harness, fake):
     config = own_harness.config()
-    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
-    without_jobs = [rule for rule in role["rules"] if rule["resources"] != ["jobs"]]
-    limited = limit_config(own_harness, fake, config, without_jobs)
+    limited = limit_config(own_harness, fake, config)
+    forbid(fake, config, "jobs")
     lines = check(limited, own_harness.site.root / "runs", smoke=False)
     missing = {line.name: line.remedy for line in lines if line.name.startswith("may ") and not line.ok}
     assert any(name.startswith("may create, delete, get, list, patch, watch jobs") for name in missing)
@@ -221,9 +219,7 @@ def test_check_names_missing_permissions_and_node_kinds_without_machines(own_har
 
 def test_capacity_comes_from_settings_if_nodes_may_not_be_listed(own_harness, fake):
     config = own_harness.config(capacity=[{"cpus": 4, "memory_mib": 4096}])
-    # Without the ClusterRole, which allows listing nodes.
-    (role,) = [one for one in rbac.rbac(config) if one["kind"] == "Role"]
-    without_nodes = create_limited_backend(own_harness, fake, config, role["rules"])
+    without_nodes = create_limited_backend(own_harness, fake, config)  # it lacks the ClusterRole, which lists nodes
     own_harness.submit(WAIT, resources=Resources(1, 1024))
     assert [machine.free for machine in without_nodes.capacity().machines] == [Resources(3.0, 3072)]
     # A backend that may list nodes counts the two of the cluster.

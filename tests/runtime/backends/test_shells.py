@@ -11,7 +11,6 @@ from console.accounts import services
 from console.accounts.models import AuditEvent
 from console.serving.shells import open_connection
 from runtime.backends.kubernetes import portforward
-from runtime.backends.kubernetes.rbac import rbac
 from runtime.backends.kubernetes.shells import ShellTunnels
 from runtime.backends.supervision.shell_socket import ShellSocket
 from runtime.errors import BackendUnavailable, RunNotFound
@@ -19,7 +18,7 @@ from runtime.launcher.shell import HEADER, INPUT
 from runtime.specs import Outcome, RunPhase
 from tests.console.processes import wait_for
 from tests.factories.shells import Browser, closing_code
-from tests.runtime.backends.cluster_runs import LIMITED_ROLE, create_limited_backend
+from tests.runtime.backends.cluster_runs import create_limited_backend, forbid
 from tests.runtime.backends.contract import WAIT
 from tests.tools import asgi_console
 
@@ -210,8 +209,7 @@ def test_a_shell_whose_streams_cannot_be_opened_leaves_no_task(monkeypatch):
 def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_harness, fake, monkeypatch):
     own_harness.start(WAIT)
     config = own_harness.config()
-    rules = next(each["rules"] for each in rbac(config) if each["kind"] == "Role")
-    permitted = create_limited_backend(own_harness, fake, config, rules)
+    permitted = create_limited_backend(own_harness, fake, config)
     tunnel = permitted.shell_socket("job-1-1", 0)
     assert asyncio.run(output_of(tunnel, b"echo rank=$RANK.\n", b"rank=0."))
     wait_for(lambda: not fake.server.forwards, 30)
@@ -228,7 +226,6 @@ def test_a_pods_shells_need_the_permission_of_the_role_and_the_runs_token(own_ha
     assert asyncio.run(without_token(commands)) == []
     with pytest.raises(RunNotFound):
         asyncio.run(open_and_close(permitted.shell_socket("job-1-1", 1)))
-    without = [rule for rule in rules if rule["resources"] != ["pods/portforward"]]
-    fake.store.edit("roles", config.namespace, LIMITED_ROLE, lambda role: role.update(rules=without))
+    forbid(fake, config, "pods/portforward")
     with pytest.raises(BackendUnavailable, match="403"):
         asyncio.run(open_and_close(tunnel))

@@ -113,31 +113,29 @@ def test_an_image_that_cannot_be_pulled_is_free(container_harness, own_image, ki
 
 
 @pytest.mark.parametrize(
-    ("entries", "code", "limit_mib"),
+    ("content", "code", "limit_mib"),
     [
-        pytest.param(lambda: [file("etc/motd")], FailureCode.IMAGE_UNUSABLE, None, id="no Python"),
-        pytest.param(lambda: [file("zeros", bytes(200 << 20))], FailureCode.IMAGE_TOO_LARGE, 50, id="compresses well"),
+        pytest.param(lambda: layer([file("etc/motd")]), FailureCode.IMAGE_UNUSABLE, None, id="no Python"),
+        pytest.param(lambda: gzip.compress(b"x" * 1000), FailureCode.IMAGE_NOT_UNPACKED, None, id="no archive"),
+        pytest.param(
+            lambda: layer([file("zeros", bytes(200 << 20))]), FailureCode.IMAGE_TOO_LARGE, 50, id="compresses well"
+        ),
         # Each file counts as at least 4 KiB.
         pytest.param(lambda: many_files("files/{0}/{1}", 20_000), FailureCode.IMAGE_TOO_LARGE, 50, id="many files"),
         # Each entry of /etc becomes a mount, of which a sandbox has at most 1000.
         pytest.param(lambda: many_files("etc/{1}", 1001), FailureCode.IMAGE_NOT_UNPACKED, None, id="many in a folder"),
     ],
 )
-def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, entries, code, limit_mib):
+def test_an_image_that_cannot_be_used_is_free(container_harness, own_image, content, code, limit_mib):
     container_harness.backend = container_harness.new_backend(image_mib=50)
-    failure = failure_of(container_harness, own_image(entries(), base=layer([])))
+    failure = failure_of(container_harness, own_image(base=content()))
     assert (failure.code, failure.data.get("limit_mib")) == (code, limit_mib)
+    assert bool(failure.data.get("detail")) == (code is FailureCode.IMAGE_NOT_UNPACKED)
 
 
 def many_files(path, count):
-    """Return `count` files. In `path`, {1} is a file's number, and {0} its folder: 1000 files share one."""
-    return [file(path.format(number // 1000, number)) for number in range(count)]
-
-
-def test_an_image_that_is_no_archive_is_free(container_harness, own_image):
-    failure = failure_of(container_harness, own_image(base=gzip.compress(b"no archive" * 100)))
-    assert failure.code is FailureCode.IMAGE_NOT_UNPACKED
-    assert failure.data["detail"]
+    """Return a layer of `count` files. In `path`, {1} is a file's number, and {0} its folder: 1000 files share one."""
+    return layer([file(path.format(number // 1000, number)) for number in range(count)])
 
 
 @pytest.fixture

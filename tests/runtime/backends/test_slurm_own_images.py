@@ -20,10 +20,9 @@ from runtime.backends.slurm import image_import, images, node, submission
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.backends.slurm.pending import explain_waiting
-from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob
 from runtime.errors import InvalidSpec
-from runtime.specs import Controller, FailureCode, Framework, Image, Outcome, Resources, RunSpec
+from runtime.specs import Controller, FailureCode, Framework, Image, Mount, Outcome, Resources, RunSpec
 from runtime.trash import Trash
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -45,6 +44,11 @@ def spec(**changes):
     values = {"name": "job-1-1", "framework": Framework.PYTORCH, "image": OWN, "nodes": 1, "workers_per_node": 1}
     values |= {"resources": Resources(cpus=1, memory_mib=1000), "script": "train.py", "deadline_seconds": 600}
     return RunSpec(**{**values, "labels": {"organization": "acme"}, **changes})
+
+
+def write_program(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 @pytest.fixture
@@ -88,8 +92,7 @@ def test_the_check_of_a_cluster_names_an_interpreter_that_own_images_cannot_use(
 def test_the_check_of_a_cluster_names_a_program_that_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(image_import, "_CHECK_SECONDS", 0.2)
     for name in ("skopeo", "umoci", "bwrap"):
-        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 60\n")
-        (tmp_path / name).chmod(0o700)
+        write_program(tmp_path / name, "exec sleep 60")
     problem = image_import.check_tools(str(tmp_path), str(tmp_path / "bwrap"))
     assert problem == f"{tmp_path / 'skopeo'} does not answer in 0.2 s."
 
@@ -140,14 +143,6 @@ def test_errors_of_skopeo_have_a_code(text, code):
     assert image_import.classify_pull_error(text) is code
 
 
-def test_the_programs_see_their_working_folder_and_no_other_of_the_console(tmp_path):
-    arguments = image_import.sandbox_arguments(tmp_path, {"skopeo": "/usr/bin/skopeo", "umoci": "/srv/bin/umoci"})
-    writable = [arguments[at + 1 : at + 3] for at, word in enumerate(arguments) if word == "--bind"]
-    assert writable == [[str(tmp_path), "/work"]]
-    assert "/srv/bin/umoci" in arguments
-    assert {"--unshare-user", "--unshare-pid", "--die-with-parent", "--clearenv"} <= set(arguments)
-
-
 def test_the_password_is_in_no_argument_of_a_program(tmp_path, monkeypatch):
     commands = []
     plan = {**PLAN, "username": "robot$team", "password": 'a "b" $(c)'}
@@ -169,22 +164,23 @@ def importer_with(tmp_path, monkeypatch, bubblewrap="bwrap", plan=PLAN):
     return image_import._Importer(plan, tmp_path, bubblewrap, time.monotonic() + 60, lambda: False)
 
 
-def test_credentials_are_on_no_disk(tmp_path, monkeypatch):
-    """A program reads them in its sandbox as /auth.json, which is no file in the folder of the import."""
+def test_a_program_sees_its_working_folder_and_credentials_that_are_on_no_disk(tmp_path, monkeypatch):
+    """It reads them in its sandbox as /auth.json, which is no file in the folder of the import."""
     importer = importer_with(tmp_path, monkeypatch, find_bubblewrap())
-    assert importer._run_program(["/usr/bin/cat", "/auth.json"], b"the credentials") is None
-    assert (tmp_path / "log").read_bytes() == b"the credentials"
+    monkeypatch.setenv("OURS", "1")
+    hidden = f"{tmp_path} {__file__} /proc/{os.getpid()}"
+    script = f'(cat /auth.json; ls -d {hidden}; touch /new /usr/new && ls -d /new; echo "$OURS") 2>/dev/null'
+    assert importer._run_program(["/usr/bin/sh", "-c", script], b"the credentials") is None
+    assert (tmp_path / "log").read_bytes() == b"the credentials\n"
     assert list((tmp_path / "files").iterdir()) == []
 
 
 # If SIGTERM (15) ends its program, bubblewrap exits with 128 + 15.
 @pytest.mark.parametrize("end", ["kill -TERM $$", "exit 143"], ids=["bubblewrap", "its program"])
 def test_a_program_that_slurm_ended_has_not_failed(tmp_path, monkeypatch, end):
-    program = tmp_path / "bwrap"
-    program.write_text(f"#!/bin/sh\n{end}\n")
-    program.chmod(0o755)
+    write_program(tmp_path / "bwrap", end)
     with pytest.raises(image_import.ImportStopped):
-        importer_with(tmp_path, monkeypatch, str(program))._run_program(["skopeo"])
+        importer_with(tmp_path, monkeypatch, str(tmp_path / "bwrap"))._run_program(["skopeo"])
 
 
 @pytest.mark.parametrize(
@@ -370,21 +366,17 @@ def test_an_image_belongs_to_an_organization_a_repository_and_a_digest(tmp_path)
     assert images.image_folder(tmp_path, spec(name="job-2-1")) in folders
 
 
-def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, monkeypatch, caplog):
-    submitted = backend()
-    started, removed = [], []
-    monkeypatch.setattr(submitted, "_admit", lambda spec: spec)
-    monkeypatch.setattr(submitted, "_check_size", lambda _spec: None)
-    monkeypatch.setattr(submitted, "_start", lambda run, _spec: started.append(run.name))
-    monkeypatch.setattr(submitted, "_remove_failed_submission", lambda run: removed.append(run.name))
-    monkeypatch.setattr(SlurmRun, "kill", lambda _run: None)
-
+def test_a_run_stays_submitted_if_unused_images_cannot_be_removed(backend, tmp_path, monkeypatch, caplog):
     def fail(*_arguments):
         raise PermissionError("no")
 
     monkeypatch.setattr(images, "move_unused_to_trash", fail)
-    submitted.submit(spec())
-    assert (started, removed) == (["job-1-1"], [])
+    machine = "NodeName=c0 CPUTot=8 RealMemory=16000 State=IDLE Partitions=cpu"
+    for name, output in (("scontrol", machine), ("sbatch", "7"), ("train.py", "")):  # 7: the number of the job
+        write_program(tmp_path / name, f"echo '{output}'")
+    submitted = backend(bin=str(tmp_path))
+    submitted.submit(spec(mounts=(Mount(str(tmp_path), "/workspace", read_only=False),)))
+    assert submitted.names(live=True) == ["job-1-1"]
     assert "Unused images could not be moved" in caplog.text
 
 

@@ -105,30 +105,25 @@ def test_the_deadline_begins_once_and_keeps_the_grace(clock, record):
     assert limits.kill_at == 1060.0
 
 
-def test_a_failure_soon_after_an_oom_kill_is_out_of_memory(clock, record, counters):
-    counters.oom_kills = 3
+@pytest.mark.parametrize(
+    ("counter", "expected"),
+    [
+        ("oom_kills", ("out_of_memory", "out_of_memory", 2, {"limit_mib": 1024})),
+        ("process_refusals", ("code_failed", "too_many_processes", 2, {"limit": 512})),
+    ],
+)
+def test_a_failure_soon_after_a_kill_or_a_refusal_names_the_limit(clock, record, counters, counter, expected):
+    vars(counters).update({counter: 3, "process_limit": 512})
     limits = PodLimits(POD_PLAN, record)
     failure = {"kind": "code_failed", "rank": 2}
-    assert limits.explain_failure(failure, clock.now) is None, "earlier kills do not count"
-    counters.oom_kills = 4
+    assert limits.explain_failure(failure, clock.now) is None, "earlier ones do not count"
+    setattr(counters, counter, 4)
     verdict = limits.explain_failure(failure, clock.now)
-    assert (verdict.kind, verdict.rank, verdict.data) == ("out_of_memory", 2, {"limit_mib": 1024})
+    assert (verdict.kind, verdict.code, verdict.rank, verdict.data) == expected
     assert limits.explain_failure({"kind": "node_lost"}, clock.now) is None
-    clock.now += 31  # longer than the failure may lag behind
-    assert limits.explain_failure(failure, clock.now) is None
-
-
-def test_a_failure_soon_after_a_refused_process_names_the_process_limit(clock, record, counters):
-    failure = {"kind": "code_failed", "rank": 2}
-    counters.process_refusals = 2
-    limits = PodLimits(POD_PLAN, record)
-    assert limits.explain_failure(failure, clock.now) is None, "earlier refusals do not count"
-    counters.process_refusals = 3
-    verdict = limits.explain_failure(failure, clock.now)
-    assert (verdict.kind, verdict.code, verdict.rank, verdict.data) == ("code_failed", "too_many_processes", 2, {})
-    counters.process_limit = 512
-    assert limits.explain_failure(failure, clock.now).data == {"limit": 512}
-    counters.oom_kills = 1
+    counters.process_limit = None  # the kernel does not say it
+    assert "limit" not in limits.explain_failure(failure, clock.now).data
+    counters.oom_kills += 1
     assert limits.explain_failure(failure, clock.now).kind == "out_of_memory", "a kill outranks a refusal"
     clock.now += 31  # longer than the failure may lag behind
     assert limits.explain_failure(failure, clock.now) is None

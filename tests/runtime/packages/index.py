@@ -1,14 +1,14 @@
 """A package index in a folder, with packages that the tests write."""
 
-import contextlib
 import functools
 import http.server
 import io
 import socketserver
 import tarfile
 import textwrap
-import threading
 import zipfile
+
+from tests.http_server import serving
 
 BACKEND = """
 import zipfile
@@ -56,17 +56,12 @@ class Index:
         (folder / "simple").mkdir(parents=True)
         (folder / "files").mkdir()
 
-    @contextlib.contextmanager
     def served(self, path):
-        """Serve the index over HTTP on the Unix socket `path` while the block runs."""
+        """Return a context manager that serves the index over HTTP on the Unix socket `path`."""
         handler = functools.partial(_Handler, directory=str(self.folder))
-        with socketserver.ThreadingUnixStreamServer(str(path), handler) as server:
-            server.daemon_threads = True
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
-            yield
-            server.shutdown()
-            thread.join()
+        server = socketserver.ThreadingUnixStreamServer(str(path), handler)
+        server.daemon_threads = True
+        return serving(server)
 
     @property
     def address(self):

@@ -4,13 +4,13 @@ import contextlib
 import http.server
 import socket
 import struct
-import threading
 
 import pytest
 
 from runtime.launcher import install
 from runtime.packages import indexes, proxy
 from runtime.packages.indexes import InvalidIndexes
+from tests.http_server import serving
 
 
 @pytest.fixture
@@ -28,12 +28,8 @@ def server():
         def log_message(self, *arguments):
             """Print nothing."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as served:
         yield served.server_address[1]
-        served.shutdown()
-        thread.join()
 
 
 def ask(folder, request):
@@ -99,15 +95,12 @@ def test_a_connection_that_uv_aborts_ends_at_the_proxy_too(tmp_path):
     [
         ("8.8.8.8", True),
         ("2606:4700::1", True),
-        ("10.0.0.1", False),
-        ("169.254.169.254", False),
-        ("fd00::1", False),
-        ("::ffff:10.0.0.1", False),
-        ("224.0.0.1", False),
-        ("fe80::1%eth0", False),
-        # Addresses that contain an IPv4 address, and site-local ones, which Python takes for public.
+        *((address, False) for address in ("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254")),
+        *((address, False) for address in ("100.64.0.1", "0.0.0.0", "224.0.0.1", "::1", "fd00::1", "fe80::1%eth0")),
+        # Addresses that contain an IPv4 address (the last is Teredo), and site-local ones, public for Python.
         ("64:ff9b::8.8.8.8", True),
         *((address, False) for address in ("64:ff9b::a00:1", "2002:a00:1::", "64:ff9b:1::1", "::7f00:1", "fec0::1")),
+        *((address, False) for address in ("::ffff:10.0.0.1", "2001:0:7f00:1::1")),
     ],
 )
 def test_only_addresses_of_the_internet_are_public(address, expected):
