@@ -230,6 +230,7 @@ class Sampler:
         last_counts, self._counts = self._counts, {**self._counts, **counts}
         seconds = reading.at - before.at
         pids_by_rank = group_by_rank(reading.processes, ranks_by_pid)
+        pids_by_rank_before = group_by_rank(before.processes, ranks_by_pid)
         sample: Dict[str, Any] = {
             "at": round(time.time(), 3),
             "seconds": round(seconds, 3),
@@ -249,8 +250,8 @@ class Sampler:
         for rank_id in sorted({*pids_by_rank, *counts}):
             pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
-            # A process that is new since the last sample counts with all its CPU time.
-            cpu_seconds -= sum(before.processes[pid].cpu_seconds for pid in pids if pid in before.processes)
+            # Processes that have ended since then are subtracted too: their CPU time is in the sum of their parent.
+            cpu_seconds -= sum(before.processes[pid].cpu_seconds for pid in pids_by_rank_before.get(rank_id, []))
             sample["ranks"].append(
                 {
                     "rank": rank_id,
