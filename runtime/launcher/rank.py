@@ -160,19 +160,27 @@ def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
 
 
 def _find_place(error: BaseException) -> "List[str]":
-    """Return the file, line and function of the innermost frame that is neither the platform's nor a library's."""
+    """Return the file, line and function of the innermost frame that is neither the platform's nor a library's.
+
+    Of a SyntaxError in the customer's code, return its file and line: the code did not run, so no frame shows them.
+    """
     place = ["", "", ""]
-    if isinstance(error, SyntaxError) and error.filename:
-        place = [os.path.basename(error.filename), str(error.lineno or ""), ""]
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        is_library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
-        if not (is_library or file.startswith("<") or _is_platform_file(file)):
+        if _is_customer_file(file):
             name = trace.tb_frame.f_code.co_name
             place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
         trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename and (_is_customer_file(error.filename) or place[0] == ""):
+        place = [os.path.basename(error.filename), str(error.lineno or ""), ""]
     return [_shorten(part, _MAX_NAME_BYTES) for part in place]
+
+
+def _is_customer_file(file: str) -> bool:
+    """Return whether code of this file name is neither the platform's nor a library's, nor a string's (`<string>`)."""
+    is_library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
+    return not (is_library or file.startswith("<") or _is_platform_file(file))
 
 
 def _chain(error: BaseException) -> "List[BaseException]":
