@@ -119,6 +119,26 @@ def test_a_copy_that_was_interrupted_begins_again(customer, trained):
     assert (folder_of(customer, job) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
 
 
+def test_a_console_that_ends_while_a_copy_is_deleted_makes_it_again(customer, trained, monkeypatch):
+    job = customer.job(from_checkpoint=trained.pk)
+    customer.backend.refuses[f"job-{job.pk}-1"] = NoCapacity("full")
+    delete = customer.backend.delete_shared
+
+    def delete_and_end(key):
+        delete(key)
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(customer.backend, "delete_shared", delete_and_end)
+        with pytest.raises(SystemExit):
+            start(job)
+    customer.backend.refuses.clear()
+    attempt = job.attempts.get()
+    dispatch.copy_checkpoints(attempt.pk)
+    assert dispatch.submit(attempt)
+    assert (folder_of(customer, job) / "latest" / "weights.pt").read_bytes() == b"12345"
+
+
 def test_a_run_that_does_not_start_leaves_no_copy(customer, trained):
     used = storage.storage_used(customer.organization)
     full, refused = customer.job(from_checkpoint=trained.pk), customer.job(from_checkpoint=trained.pk)
