@@ -200,13 +200,17 @@ class ModelArchiveView(TenantView):
 
 
 def _version_number(request: Request) -> int | None:
-    """Return the query parameter `version`; None if it is missing. Raises InvalidInput."""
-    text = request.query_params.get("version", "")
-    if not text:
+    """Return the query parameter `version`; None if it is missing. Raises InvalidInput, also if it is empty.
+
+    An empty value, as from a shell variable that is not set, must not mean all versions: DELETE would delete them.
+    """
+    text = request.query_params.get("version")
+    if text is None:
         return None
-    if not (text.isascii() and text.isdecimal()):
+    # `int` raises ValueError for more than 4,300 digits.
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(storage.MAX_NUMBER)):
         raise InvalidInput(fields={"version": _("Enter the number of a version.")})
-    return int(text[:12])  # cut, because `int` refuses more than 4,300 digits; no version has a number of 12 digits
+    return int(text)
 
 
 urlpatterns = [
