@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 from rest_framework import exceptions
 
@@ -98,8 +99,9 @@ def reference() -> list[ErrorCode]:
         meanings[first_paragraph] = None
         if "message" in vars(error_class):
             messages[error_class.message] = None
-    for exception, code in CODE_OF_EXCEPTION.items():
-        by_code.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
+    with translation.override("en"):  # DRF translates its explanations, but those of the other classes are English
+        for exception, code in CODE_OF_EXCEPTION.items():
+            by_code.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
     for code, (status, message) in ERRORS_WITHOUT_CLASS.items():
         by_code[code] = (status, {}, {message: None})
     return [
