@@ -168,7 +168,7 @@ class TrainyardSpawner(Spawner):
         """Forget the notebook."""
         super().clear_state()
         REDIRECTS.targets.pop(self._prefix, None)
-        self.notebook_id, self.url, self.ceiling, self._refused_since = None, "", "", None
+        self.notebook_id, self.url, self.ceiling, self._waiting, self._refused_since = None, "", "", "", None
 
     def _api(self) -> NotebooksClient:
         return NotebooksClient(
