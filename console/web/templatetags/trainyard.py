@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 from functools import cache, lru_cache
 from typing import Any
@@ -227,7 +227,7 @@ def as_datetime(value: datetime | str | None) -> datetime | None:
 
 
 def _format_time(value: datetime) -> str:
-    return _format_time_in(value.astimezone(UTC), timezone.get_current_timezone(), get_language() or "en")
+    return _format_time_in(value, timezone.get_current_timezone(), get_language() or "en")
 
 
 @lru_cache(maxsize=MAX_CACHED_TEXTS)
@@ -248,7 +248,7 @@ def moment(value: datetime | str | None) -> str:
 @lru_cache(maxsize=MAX_CACHED_TEXTS)
 def _time_element(at: datetime, zone: tzinfo, language: str) -> SafeString:
     """Render a time in a zone, whose name is the title."""
-    text = _format_time_in(at.astimezone(UTC), zone, language)
+    text = _format_time_in(at, zone, language)
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone.tzname(None) or str(zone), text)
 
 
@@ -300,7 +300,7 @@ def _distance_element(at: datetime, seconds: int, zone: tzinfo, language: str) -
         text = format_timedelta(timedelta(seconds=seconds), add_direction=True, locale=locale, threshold=1.2)
         # Babel writes "5分钟前"; the console's Chinese texts have a space after digits, at which no line may end.
         text = DIGIT_BEFORE_CHINESE.sub("\\1\N{NO-BREAK SPACE}", text)
-    title = _format_time_in(at.astimezone(UTC), zone, language)
+    title = _format_time_in(at, zone, language)
     return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), title, text)
 
 
@@ -432,7 +432,7 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
     return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
         "attempt": evidence.get("attempt", "1"),
         "what": fault.rstrip(".。"),  # it becomes a part of this sentence
-        "when": _format_time(as_datetime(evidence["at"]) or timezone.now()),
+        "when": _format_time(datetime.fromisoformat(evidence["at"])),
     }
 
 
