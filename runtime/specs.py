@@ -211,7 +211,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
-        """Read the output of `to_json`. Raises ValueError or TypeError for anything else."""
+        """Read the output of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
         data: dict[str, Any] = json.loads(text)
         data["framework"] = Framework(data["framework"])
         data["controller"] = Controller(data["controller"])
