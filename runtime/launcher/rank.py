@@ -10,7 +10,8 @@ imports a framework, `step_timer` begins to count its steps.
 
 A script cannot distinguish this from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks), and nothing
 here can make it fail. Few modules are imported, since the script would find them in `sys.modules`. Annotations are
-quoted, because the names in them are imported for type checkers only.
+quoted, because the names in them are imported for type checkers only. The interpreter is the image's: Python 3.8 or
+later.
 """
 
 import os
@@ -87,7 +88,7 @@ def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
         raise
     except KeyboardInterrupt:
         report("raised")  # without fields, because the launcher reports SIGINT, by which the process will end
-        # Only the interpreter itself can show it, shut down, and then end by SIGINT.
+        # Raised again, since only the interpreter ends by SIGINT, after it has shown the exception and shut down.
         sys.excepthook = _Excepthook(sys.excepthook)
         raise
     except BaseException as error:  # anything that leaves the script is shown as an interpreter shows it
@@ -255,7 +256,7 @@ def _remove_platform_frames(trace: "Any") -> "Any":
 
 
 def _remove_platform_lines(text: str) -> str:
-    """Return the text without lines about the platform's frames and the source lines that follow them."""
+    """Return the text without the platform's frames: their lines `File …` and the lines of source below these."""
     platform_frames = ['File "{}"'.format(file) for file in (PLATFORM_FILE_NAME, *_PLATFORM_FILES)]
     if not any(frame in text for frame in platform_frames):
         return text
