@@ -42,7 +42,7 @@ class Flavour(enum.StrEnum):
 
 
 class Controller(enum.StrEnum):
-    """How the ranks of a run find each other."""
+    """How the ranks of a Horovod run find each other and exchange data on CPUs: Horovod calls it the controller."""
 
     GLOO = "gloo"
     """Gloo's TCP rendezvous, served by the launcher. Collectives on GPUs still use NCCL."""
@@ -472,11 +472,11 @@ class Capacity:
 
     def machines_for(self, required: Resources, kind: str) -> list[NodeCapacity]:
         """Return the machines on which nodes of this kind may be placed, also those that are too small or full."""
-        labelled_kind = kind if kind in self.placed_kinds else ""
+        placed_kind = kind if kind in self.placed_kinds else ""
         return [
             machine
             for machine in self.machines
-            if labelled_kind not in machine.closed_to and (required.gpus or not machine.gpus_only)
+            if placed_kind not in machine.closed_to and (required.gpus or not machine.gpus_only)
         ]
 
 
