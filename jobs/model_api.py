@@ -106,7 +106,7 @@ class NewModelSerializer(serializers.Serializer[Any]):
     """Files of a job to publish as the next version of a model. The service validates the values."""
 
     name = serializers.CharField(trim_whitespace=False, help_text="The model; created with its first version.")
-    job = serializers.IntegerField(min_value=1, max_value=storage.MAX_KEY)
+    job = serializers.IntegerField(min_value=1, max_value=storage.MAX_KEY)  # the largest primary key
     path = serializers.CharField(
         trim_whitespace=False, help_text="A file or folder of the job, below `outputs` or `checkpoints`."
     )
@@ -163,6 +163,7 @@ class ModelView(TenantView):
     )
     def delete(self, request: Request, name: str) -> Response:
         """Delete the model with all its versions, or one version. Refused while an open job uses one."""
+        # DELETE of the version's own path, below, does the same as `version`.
         model, number = storage.model_named(self.organization, name), _version_number(request)
         if number is None:
             retention.delete_model(model=model, user=self.membership.user)

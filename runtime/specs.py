@@ -76,8 +76,8 @@ class LocalRankArgument(enum.StrEnum):
 class Resources:
     """The resources of one node, enforced by the backend. Memory and disk are in MiB.
 
-    `disk_mib` limits what one run may add to its run folder, its checkpoints, its outputs and its workspace; 0: the
-    backend's default.
+    `disk_mib` limits what a run may add, with all its nodes together, to its run folder, its checkpoints, its outputs
+    and its workspace; 0: the backend's default. Kubernetes also limits each node's temporary files by it.
     """
 
     cpus: float

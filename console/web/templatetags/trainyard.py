@@ -37,7 +37,7 @@ from runtime.specs import Framework
 register = template.Library()
 register.filter("line_title", messages.line_title)
 register.filter("p90_label", messages.p90_label)
-register.filter("basis_sentence", messages.basis_sentence)
+register.filter("basis_sentence", messages.basis_sentence)  # the basis of an estimate
 register.filter("audit_description", activity.describe)
 
 ICONS_FOLDER = settings.BASE_DIR / "static" / "vendor" / "tabler-icons"
@@ -60,8 +60,9 @@ FRAMEWORK_TITLES = {
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 """States whose badge has an animated dot."""
 MAX_CACHED_TEXTS = 4096
-"""How many results of each function below a process caches: pages show the same times and numbers again, and formatting
-them takes most of the time of a long table. A full cache of one function takes about 1 MB."""
+"""How many results of each formatting function below a process caches. Pages show the same times and numbers again and
+again, and most of the time of a long table is spent on formatting them. A full cache of one function takes about 1 MB.
+"""
 DIGIT_BEFORE_CHINESE = re.compile(r"(\d)(?=[\u4e00-\u9fff])")
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -87,9 +88,9 @@ def icon(name: str, classes: str = "") -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def href(context: template.Context, url_name: str, *args: Any, **query: Any) -> str:
-    """Return the attribute `href` of a link; empty on a page that an administrator reads (`read_only`).
+    """Return the attribute `href` of a link; empty on a customer's page that an administrator reads (`read_only`).
 
-    There the link would open an object of the administrator's own organization that has the same name, or nothing.
+    A link on such a page would open the object of the same name in the administrator's own organization, or nothing.
     """
     if context.get("read_only"):
         return ""
@@ -378,7 +379,10 @@ def control(field: BoundField, classes: str = "") -> SafeString:
 
 @register.simple_tag
 def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeString:
-    """Render the place of the error of the field `name`. The response to a quote replaces it (`oob`: out of band)."""
+    """Render the element that shows the error of the field `name`.
+
+    The response to a quote replaces the element. It is then rendered with `oob`: htmx swaps it out of band.
+    """
     return format_html(
         '<div class="invalid-feedback d-block" id="error-{}" role="alert"{}>{}</div>',
         name,
@@ -439,7 +443,7 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
 @register.filter
 def receipt_title(receipt: Receipt) -> str:
     """Return a receipt's title in the reader's language: the job's number and name, or the day of a storage charge."""
-    purchase = receipt.hold.quote.purchase  # for a job, also the purchase of its order
+    purchase = receipt.hold.quote.purchase  # what was quoted: a job, or the storage of a day
     if not hasattr(receipt.hold, "order"):  # not the receipt of a job
         day_charged = purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title

@@ -46,7 +46,8 @@ class Supervisor(Node):
     _caught_signals: socket.socket
 
     def __init__(self, plan: SupervisorPlan) -> None:
-        folder, node, plan_fields = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
+        folder, node = Path(plan["folder"]), plan["node"]
+        plan_fields = plan["launcher"]["plan"]  # the fields of `topology.Plan`
         record = self._create_record(plan, folder, plan_fields["addresses"][node])
         tree = self._create_tree(plan, folder / "nodes" / f"{node}.cgroups")
         super().__init__(
