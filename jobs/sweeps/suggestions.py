@@ -212,7 +212,11 @@ def _suggest_value(trial: optuna.Trial, parameter: Parameter) -> Value:
 def _frozen_trial(
     space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False
 ) -> optuna.trial.FrozenTrial:
-    """Return an earlier trial as Optuna's study stores it. A trial that was pruned counts with its last value."""
+    """Return an earlier trial as Optuna's study stores it.
+
+    A trial that was pruned is complete, with its last value as the result: Optuna's CMA-ES sampler and median pruner
+    ignore trials in the state PRUNED.
+    """
     end_state = TrialState.FAIL if past.value is None else TrialState.COMPLETE
     objectives = None
     if past.is_ended and past.value is not None:
