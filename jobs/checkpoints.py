@@ -111,25 +111,28 @@ def copy_for(attempt: Attempt) -> None:
             Job.objects.filter(pk=job.pk).update(checkpoints_copied_at=timezone.now())
 
 
-def discard_copy(attempt: Attempt) -> None:
+def discard_copy(attempt: Attempt) -> bool:
     """Delete the copied checkpoints because the first attempt could not be started.
 
     The job may wait for long or never run, and the copy counts against the quota. The next attempt copies them again.
     Does nothing for later attempts, whose folder may have checkpoints of the job itself.
 
-    Does nothing either while another process copies checkpoints, perhaps for this attempt. Then the next attempt uses
-    this copy, or `results.delete_unused_copies` deletes it.
+    Return False, and do nothing, while another process copies checkpoints, perhaps for this attempt. The caller must
+    then leave the attempt as it is, and the next pass tries again.
     """
     marked = Job.objects.filter(pk=attempt.job_id, checkpoints_copied_at__isnull=False)
+    if attempt.number != 1 or not marked.exists():
+        return True
     with locks.copies_lock() as has_lock:
-        if attempt.number != 1 or not has_lock or not marked.exists():
-            return
+        if not has_lock:
+            return False
         # If this process ends while it deletes the files, the next attempt must not start without checkpoints. An ended
         # job keeps the mark, by which `results.delete_unused_copies` finds what is left.
         marked.exclude(state__in=ENDED).update(checkpoints_copied_at=None)
         cluster(attempt.backend).delete_shared(results.checkpoint_key(attempt.job_id))
         marked.update(checkpoints_copied_at=None)
         results.discard_count(attempt.job_id)  # the deleted files no longer count against the quota
+    return True
 
 
 def _has_checkpoints(job: Job) -> bool:
