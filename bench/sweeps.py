@@ -65,7 +65,7 @@ def measure() -> dict[str, list[float]]:
             suggestions.suggest(space=parameters, goal="maximize", method=method, seed=1, trials=past)
             samples.setdefault(method.value, []).append((time.perf_counter() - started_at) * 1000)
             started_at = time.perf_counter()
-            suggestions.values_of(study.ask(), parameters)
+            suggestions.parameters_of(study.ask(), parameters)
             samples.setdefault(f"{method.value}_optuna", []).append((time.perf_counter() - started_at) * 1000)
     return samples
 
@@ -81,7 +81,7 @@ def past_trials(parameters: Any, method: Any) -> list[Any]:
     past = []
     for _number in range(PAST_TRIALS):
         trial = study.ask()
-        chosen = suggestions.values_of(trial, parameters)
+        chosen = suggestions.parameters_of(trial, parameters)
         value = values.random()
         study.tell(trial, value)
         past.append(suggestions.PastTrial(chosen, value, is_ended=True, state=study.trials[trial.number].system_attrs))

@@ -77,7 +77,7 @@ def main() -> None:
         logging.write_text(f"LOG_BYTES = {log_bytes}\n{LOGGING}")
 
         def run_on_platform(script: Path, workers: int) -> float:
-            result = float((local.run(script.name, 1, workers) / "result").read_text())
+            result = float((local.run(script.name, nodes=1, workers=workers) / "result").read_text())
             local.delete_last()
             return result
 

@@ -30,6 +30,8 @@ RECEIPT_COLUMNS = (
     "amount",
     "currency",
 )
+"""The header. `rule` is the code of a receipt line (`billing.pricing.Line`). Lines of an invoice without a receipt have
+`correction`, `credits`, `tax`, `tax_included` or `total`."""
 FORMULA_PREFIXES = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
 """First characters by which a spreadsheet takes a cell for a formula, and white space that it skips before them. East
 Asian versions accept the full-width ones too."""

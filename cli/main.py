@@ -46,7 +46,8 @@ class Program(click.Group):
     "--url",
     default="",
     metavar="URL",
-    help="The console, if not the one that you logged in to last. Only that at TRAINYARD_URL gets TRAINYARD_TOKEN.",
+    help="The console. Default: TRAINYARD_URL, else the one that you logged in to last. TRAINYARD_TOKEN is sent only "
+    "to the console at TRAINYARD_URL.",
 )
 @click.version_option(VERSION, prog_name="trainyard")
 @click.pass_context

@@ -17,9 +17,9 @@ MIN_KEY_LENGTH = 50
 """The shortest SECRET_KEY in characters. Django's own deployment check has the same limit."""
 CHECKED_FOR_PLACEHOLDER = (
     "TRAINYARD_URL", "SECRET_KEY", "REDIS_URL", "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRETS", "ALLOWED_HOSTS",
-    "DEFAULT_FROM_EMAIL", "EMAIL_HOST", "EMAIL_HOST_USER", "EMAIL_HOST_PASSWORD", "TRAINYARD_CLUSTERS",
+    "DEFAULT_FROM_EMAIL", "TRAINYARD_CLUSTERS",
 )  # fmt: skip
-"""The settings, besides the database, that the example files contain with PLACEHOLDER."""
+"""The settings, besides DATABASE_URL and EMAIL_URL, that the example files contain with PLACEHOLDER."""
 
 
 class Finding(NamedTuple):
@@ -39,12 +39,13 @@ def findings() -> list[Finding]:
 
 def _find_placeholders() -> Iterator[Finding]:
     """Find settings that still have the text of an example file."""
-    for name in CHECKED_FOR_PLACEHOLDER:
-        if PLACEHOLDER in str(getattr(settings, name, "")):
-            yield Finding(name, f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
+    values = {name: [getattr(settings, name, "")] for name in CHECKED_FOR_PLACEHOLDER}
     database = settings.DATABASES["default"]
-    if PLACEHOLDER in " ".join(str(database.get(part, "")) for part in ("NAME", "USER", "PASSWORD", "HOST")):
-        yield Finding("DATABASE_URL", f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
+    values["DATABASE_URL"] = [database.get(part, "") for part in ("NAME", "USER", "PASSWORD", "HOST")]
+    values["EMAIL_URL"] = [settings.EMAIL_HOST, settings.EMAIL_HOST_USER, settings.EMAIL_HOST_PASSWORD]
+    for name, parts in values.items():
+        if PLACEHOLDER in " ".join(map(str, parts)):
+            yield Finding(name, f"still holds the example's {PLACEHOLDER}.", "Fill it in.")
 
 
 def _find_weak_secrets() -> Iterator[Finding]:
@@ -67,7 +68,7 @@ def _find_weak_secrets() -> Iterator[Finding]:
 
 
 def _find_local_servers() -> Iterator[Finding]:
-    """Find servers and clusters that would be only on one machine."""
+    """Find servers and clusters that would be only on one machine, and a bucket for uploads without an address."""
     if settings.EMBEDDED_DATABASE:
         yield Finding("DATABASE_URL", "is not set: each machine would have a database of its own.", "Set it.")
     if settings.EMBEDDED_REDIS:

@@ -105,8 +105,8 @@ def submit(attempt: Attempt) -> bool:
             cluster(attempt.backend).submit(launch_spec(attempt))
     except NoCapacity:
         # Another run took the capacity since the pass read it.
-        checkpoints.discard_copy(attempt)
-        lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
+        if checkpoints.discard_copy(attempt):
+            lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
         return False
     except BackendUnavailable:
         return False  # the attempt stays STARTING, and the next pass submits it again
@@ -212,7 +212,8 @@ def _unsubmitted_attempts() -> QuerySet[Attempt]:
 
 def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
     """End an attempt whose spec the cluster refused, free of charge and without a retry."""
-    checkpoints.discard_copy(attempt)
+    if not checkpoints.discard_copy(attempt):
+        return  # the next pass submits the attempt again
     # The order checked what the customer chose. Since then the customer can only have deleted the script, a folder or
     # the checkpoints, or used up the storage quota. Any other refusal is the platform's fault.
     is_customer_error = error.field in {"script", "mounts", "from_checkpoint"}

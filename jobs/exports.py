@@ -14,7 +14,7 @@ COLUMNS = (
     "job", "name", "state", "reason", "workspace", "script", "image", "node_spec", "nodes", "member", "tags",
     "ordered_at", "started_at", "finished_at", "cost", "ceiling", "currency",
 )  # fmt: skip
-"""The header. `jobs_csv` writes the columns in this order."""
+"""The header. `jobs_csv` writes the columns in this order. `cost` is an ended job's charge, else the cost so far."""
 
 
 def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
@@ -37,7 +37,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
                 escape_formula(" ".join(job.tags)),
                 # A retry leaves `queued_at` as it is: it is the time of the order.
                 *(_text(at) for at in (job.queued_at, job.started_at, job.finished_at)),
-                f"{to_major(job.metered_minor, job.currency):f}",
+                f"{to_major(job.metered_minor, job.currency):f}",  # `charges.settle` sets it to the charge
                 f"{to_major(job.ceiling_minor, job.currency):f}",
                 job.currency,
             )

@@ -106,7 +106,7 @@ class NewModelSerializer(serializers.Serializer[Any]):
     """Files of a job to publish as the next version of a model. The service validates the values."""
 
     name = serializers.CharField(trim_whitespace=False, help_text="The model; created with its first version.")
-    job = serializers.IntegerField(min_value=1, max_value=storage.MAX_KEY)
+    job = serializers.IntegerField(min_value=1, max_value=storage.MAX_KEY)  # the largest primary key
     path = serializers.CharField(
         trim_whitespace=False, help_text="A file or folder of the job, below `outputs` or `checkpoints`."
     )
@@ -163,6 +163,7 @@ class ModelView(TenantView):
     )
     def delete(self, request: Request, name: str) -> Response:
         """Delete the model with all its versions, or one version. Refused while an open job uses one."""
+        # DELETE of the version's own path, below, does the same as `version`.
         model, number = storage.model_named(self.organization, name), _version_number(request)
         if number is None:
             retention.delete_model(model=model, user=self.membership.user)
@@ -200,13 +201,17 @@ class ModelArchiveView(TenantView):
 
 
 def _version_number(request: Request) -> int | None:
-    """Return the query parameter `version`; None if it is missing. Raises InvalidInput."""
-    text = request.query_params.get("version", "")
-    if not text:
+    """Return the query parameter `version`; None if it is missing. Raises InvalidInput, also if it is empty.
+
+    An empty value, as from a shell variable that is not set, must not mean all versions: DELETE would delete them.
+    """
+    text = request.query_params.get("version")
+    if text is None:
         return None
-    if not (text.isascii() and text.isdecimal()):
+    # `int` raises ValueError for more than 4,300 digits.
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(storage.MAX_NUMBER)):
         raise InvalidInput(fields={"version": _("Enter the number of a version.")})
-    return int(text[:12])  # cut, because `int` refuses more than 4,300 digits; no version has a number of 12 digits
+    return int(text)
 
 
 urlpatterns = [

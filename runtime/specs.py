@@ -42,7 +42,7 @@ class Flavour(enum.StrEnum):
 
 
 class Controller(enum.StrEnum):
-    """How the ranks of a run find each other."""
+    """How the ranks of a Horovod run find each other and exchange data on CPUs: Horovod calls it the controller."""
 
     GLOO = "gloo"
     """Gloo's TCP rendezvous, served by the launcher. Collectives on GPUs still use NCCL."""
@@ -76,8 +76,8 @@ class LocalRankArgument(enum.StrEnum):
 class Resources:
     """The resources of one node, enforced by the backend. Memory and disk are in MiB.
 
-    `disk_mib` limits what one run may add to its run folder, its checkpoints, its outputs and its workspace; 0: the
-    backend's default.
+    `disk_mib` limits what a run may add, with all its nodes together, to its run folder, its checkpoints, its outputs
+    and its workspace; 0: the backend's default. Kubernetes also limits each node's temporary files by it.
     """
 
     cpus: float
@@ -211,7 +211,7 @@ class RunSpec:
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
-        """Read the output of `to_json`. Raises ValueError or TypeError for anything else."""
+        """Read the output of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
         data: dict[str, Any] = json.loads(text)
         data["framework"] = Framework(data["framework"])
         data["controller"] = Controller(data["controller"])
@@ -472,11 +472,11 @@ class Capacity:
 
     def machines_for(self, required: Resources, kind: str) -> list[NodeCapacity]:
         """Return the machines on which nodes of this kind may be placed, also those that are too small or full."""
-        labelled_kind = kind if kind in self.placed_kinds else ""
+        placed_kind = kind if kind in self.placed_kinds else ""
         return [
             machine
             for machine in self.machines
-            if labelled_kind not in machine.closed_to and (required.gpus or not machine.gpus_only)
+            if placed_kind not in machine.closed_to and (required.gpus or not machine.gpus_only)
         ]
 
 

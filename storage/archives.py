@@ -1,8 +1,9 @@
 """Unpack archives from untrusted users into a folder to which only the console has access.
 
-Several entries of an archive can attack together. Links may lead out of the folder only in combination, a name may
-occur twice, and a file may also be used as a folder. An archive can also have too many bytes, entries, links or
-folders. The limits here apply to what is written, and not to the sizes that the archive declares.
+Several entries of an archive can attack together. For example, each link seems to stay in the folder, but together they
+lead out of it; a name occurs twice; or a file is also used as a folder. All this is refused. An archive can also have
+too many bytes, entries, links or folders. The limits here apply to what is written, and not to the sizes that the
+archive declares.
 """
 
 from __future__ import annotations

@@ -143,7 +143,10 @@ def _encode(values: Mapping[str, str]) -> str:
 
 
 def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
-    """Yield pages of objects whose keys begin with `prefix`, sorted by key. Raises S3Error, OSError, HTTPException."""
+    """Yield pages of objects whose keys begin with `prefix`, sorted by key. Raises S3Error, OSError, HTTPException.
+
+    A hostile server can send pages without end, so callers limit their number or time.
+    """
     token = ""
     while True:
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
@@ -153,9 +156,10 @@ def list_objects(bucket: Bucket, prefix: str) -> Iterator[list[Object]]:
             Object(_key(entry, "Key", is_encoded=is_encoded), _number(entry, "Size"), _text(entry, "ETag"))
             for entry in response.iterfind("{*}Contents")
         ]
-        token = _text(response, "NextContinuationToken")
+        previous_token, token = token, _text(response, "NextContinuationToken")
         if _text(response, "IsTruncated") != "true" or not token:
             return
+        _require_progress(previous_token, token)
 
 
 def find_object(bucket: Bucket, key: str) -> Object | None:
@@ -165,12 +169,16 @@ def find_object(bucket: Bucket, key: str) -> Object | None:
             return None
         if response.status != http.client.OK:
             raise S3Error(response.status)
-        return Object(key, int(response.getheader("Content-Length") or 0), response.getheader("ETag", ""))
+        size = _parse_number(response.getheader("Content-Length") or "0")
+        return Object(key, size, response.getheader("ETag", ""))
 
 
 @contextmanager
 def connect(bucket: Bucket) -> Iterator[http.client.HTTPConnection]:
-    """Yield a connection to the bucket's server, for several requests. Raises ForbiddenAddress, OSError."""
+    """Yield a connection to the bucket's server, for several requests. Raises ForbiddenAddress, OSError.
+
+    All functions that send a request open one, so they raise ForbiddenAddress too.
+    """
     with closing(connections.connection_to(bucket.endpoint, allows_private=bucket.allows_private)) as connection:
         yield connection
 
@@ -259,12 +267,16 @@ def list_multiparts(bucket: Bucket, prefix: str) -> Iterator[Multipart]:
         is_encoded = _has_encoded_keys(response)
         for entry in response.iterfind("{*}Upload"):
             yield Multipart(_key(entry, "Key", is_encoded=is_encoded), _text(entry, "UploadId"))
-        marker = {
-            "key-marker": _key(response, "NextKeyMarker", is_encoded=is_encoded),
-            "upload-id-marker": _text(response, "NextUploadIdMarker"),
-        }
+        previous_marker, marker = (
+            marker,
+            {
+                "key-marker": _key(response, "NextKeyMarker", is_encoded=is_encoded),
+                "upload-id-marker": _text(response, "NextUploadIdMarker"),
+            },
+        )
         if _text(response, "IsTruncated") != "true" or not marker["key-marker"]:
             return
+        _require_progress(previous_marker, marker)
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
@@ -321,11 +333,13 @@ def _parse(response: http.client.HTTPResponse) -> ET.Element:
         data += chunk
         if len(data) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
             raise S3Error(response.status)
-    if b"<!" in data:  # a DOCTYPE, which S3 never sends, could define entities that expand to gigabytes
-        raise S3Error(response.status)
     try:
-        return ET.fromstring(bytes(data))  # noqa: S314  # there are no entities, and the size is limited
-    except ET.ParseError:
+        # Decoded here, so that the parser reads the characters that are checked, whatever encoding the XML declares.
+        text = data.decode("utf-8-sig")
+        if "<!" in text:  # a DOCTYPE, which S3 never sends, could define entities that expand to gigabytes
+            raise S3Error(response.status)
+        return ET.fromstring(text)  # noqa: S314  # there are no entities, and the size is limited
+    except (UnicodeDecodeError, ET.ParseError):
         raise S3Error(response.status) from None
 
 
@@ -336,10 +350,20 @@ def _text(element: ET.Element, name: str) -> str:
 
 def _number(element: ET.Element, name: str) -> int:
     """Return the number in the child `name`. Raises S3Error."""
-    text = _text(element, name)
+    return _parse_number(_text(element, name))
+
+
+def _parse_number(text: str) -> int:
+    """Return the number in a part of a response. Raises S3Error."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:  # 18 digits fit a database column of 64 bits
         raise S3Error(http.client.OK)
     return int(text)
+
+
+def _require_progress(previous: object, current: object) -> None:
+    """Raise S3Error if a page of a listing leads to itself, as from a server that ignores where a page begins."""
+    if previous == current:
+        raise S3Error(http.client.OK)
 
 
 def _has_encoded_keys(response: ET.Element) -> bool:

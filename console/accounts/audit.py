@@ -55,7 +55,7 @@ def _send_failed_log_in(credentials: dict[str, Any], **_extra: Any) -> None:
 
 @shared_task(name="console.accounts.audit.record_failed_log_in")
 def record_failed_log_in(email: str, address: str | None) -> None:
-    """Write the entries of a log-in with a wrong password, if the address has an account."""
+    """Write the entries of a log-in with a wrong password, if the email has an account. `address`: the client's IP."""
     user = selectors.user_of_address(email=email)
     if user is not None:
         record_for_person(user=user, action="log_in_failed", address=address)

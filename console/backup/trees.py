@@ -1,7 +1,7 @@
 """Pack folders into tar files, and unpack them.
 
-Customers' code may write into the folders while they are packed. This code can neither stop a backup nor lead it out of
-the folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while
+Customers' code may write into the folders while they are packed. It can neither stop a backup nor lead it out of the
+folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while
 it is read is read again. Entries that cannot be packed are left out and listed, and so are files that changed each
 time.
 
@@ -84,8 +84,9 @@ def pack(root: Path, target: Path) -> PackResult:
 
 
 def unpack(archive: Path, target: Path) -> int:
-    """Unpack a tar file into the empty folder `target`; return the number of files. Raises BrokenTree, OSError.
+    """Unpack a tar file into the empty folder `target`; return the number of files.
 
+    Raises BrokenTree, tarfile.TarError (for example if the tar file is cut) and OSError.
     Names are checked, because somebody may have modified the backup. Folders get their metadata last: a read-only
     folder could not be filled, and filling a folder changes its modification time.
     """
@@ -220,8 +221,12 @@ class _Packer:
                 folder_fd = inner_fd
             if self._add_file(folder_fd, name, path, is_copy=True):
                 return
-        except OSError:
-            return  # deleted or replaced: the first copy stays
+        except OSError as error:
+            if error.errno not in SWAPPED_ERRNOS and not isinstance(error, PermissionError):
+                raise
+            # Deleted or replaced, or its mode was changed: the first copy stays.
+            self._result.report(path, "changed while it was read, and could not be read again")
+            return
         finally:
             os.close(folder_fd)
         if is_last:

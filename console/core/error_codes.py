@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from django.utils import translation
 from django.utils.translation import gettext_lazy as _
 from rest_framework import exceptions
 
@@ -71,8 +72,8 @@ ERRORS_WITHOUT_CLASS: dict[str, tuple[int, Text]] = {
     "internal_error": (500, INTERNAL),
     "database_unavailable": (503, DATABASE_UNAVAILABLE),
 }
-"""Status and message, by code, of errors that can arise outside of the API's views. Django's handlers then answer them
-(`console.api`)."""
+"""Status and message, by code, of errors that no error class stands for. They can also happen outside of the API's
+views, where the handlers of `console.api` answer them."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,11 @@ def reference() -> list[ErrorCode]:
         meanings[first_paragraph] = None
         if "message" in vars(error_class):
             messages[error_class.message] = None
-    for exception, code in CODE_OF_EXCEPTION.items():
-        by_code.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
+    with translation.override("en"):  # DRF translates its explanations, but those of the other classes are English
+        for exception, code in CODE_OF_EXCEPTION.items():
+            by_code.setdefault(code, (exception.status_code, {str(exception.default_detail): None}, {}))
     for code, (status, message) in ERRORS_WITHOUT_CLASS.items():
+        # Replaces DRF's explanation of the same code (`malformed`): this message also says what to do.
         by_code[code] = (status, {}, {message: None})
     return [
         ErrorCode(code, status, tuple(meanings), tuple(messages))

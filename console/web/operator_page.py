@@ -25,7 +25,7 @@ from jobs.models import Job
 from jobs.serializers import CurvesSerializer
 
 METRICS = "metrics"
-"""The tab that `job_page.TABS` does not have, because a script draws the curves."""
+"""The tab that `job_page.TABS` does not have, because the browser draws the curves (`metrics.js`)."""
 TAB_TITLES = {
     job_page.OVERVIEW: _("Overview"),
     "logs": _("Logs"),
@@ -53,6 +53,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
         "read_only": True,
     }
     if tab == METRICS:
+        # The template draws the curves of several jobs, and calls each a run.
         context |= {"runs": [{"id": job.pk, "title": context["title"]}], "template": "jobs/_charts.html"}
         context |= {"curves_url": reverse("operator_job_curves", args=[job.pk])}
     else:
@@ -66,7 +67,7 @@ def operator_job(request: Any, pk: int, tab: str = job_page.OVERVIEW) -> HttpRes
 @require_GET
 @operator("jobs.view_job")
 def operator_job_curves(request: Any, pk: int) -> HttpResponse:
-    """Return the curves of a customer's job as JSON, which the script of the tab *Metrics* requests once."""
+    """Return the curves of a customer's job as JSON, which `metrics.js` requests once in the tab *Metrics*."""
     return JsonResponse(CurvesSerializer(curves.curves(_audited_job(request, pk, "curves"))).data)
 
 

@@ -106,8 +106,8 @@ def _values(trial: Trial, plan: Plan) -> list[float]:
     return list(points.values_list("value", flat=True))
 
 
-def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = None) -> list[PastTrial]:
-    """Return trials as `suggestions` needs them. `values` are all values of the metric by job id, for pruners.
+def _past_trials(trials: list[Trial], metric_values: dict[int, list[float]] | None = None) -> list[PastTrial]:
+    """Return trials as `suggestions` needs them. `metric_values` are all values of the metric by job id, for pruners.
 
     `sampler_state` has what the sampler stored when it suggested the trial, and what the pruner has added since.
     """
@@ -118,7 +118,7 @@ def _past_trials(trials: list[Trial], values: dict[int, list[float]] | None = No
             cost=trial.job.order.hold.metered_minor,
             is_ended=bool(trial.outcome),
             state=trial.sampler_state,
-            values=(values or {}).get(trial.job_id, []),
+            metric_values=(metric_values or {}).get(trial.job_id, []),
         )
         for trial in trials
     ]

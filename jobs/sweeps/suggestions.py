@@ -68,7 +68,7 @@ class PastTrial:
     cost: float = 0
     is_ended: bool = False
     state: Mapping[str, Any] = field(default_factory=dict)
-    values: Sequence[float] = ()
+    metric_values: Sequence[float] = ()
     """All values of the metric so far, in order. Only pruners need them."""
 
 
@@ -96,9 +96,9 @@ def suggest(
     """
     study = study_of(space=space, goal=goal, method=method, seed=seed, trials=trials, minimizes_cost=minimizes_cost)
     trial = study.ask()
-    values = values_of(trial, space)
+    parameters = parameters_of(trial, space)
     # Read from the study's copy of the trial, because Optuna deprecates `system_attrs` of `trial` itself.
-    return Suggestion(values, dict(study.get_trials(deepcopy=False)[trial.number].system_attrs))
+    return Suggestion(parameters, dict(study.get_trials(deepcopy=False)[trial.number].system_attrs))
 
 
 def study_of(
@@ -117,13 +117,13 @@ def study_of(
     return study
 
 
-def values_of(trial: optuna.Trial, space: Sequence[Parameter]) -> Values:
+def parameters_of(trial: optuna.Trial, space: Sequence[Parameter]) -> Values:
     """Let Optuna choose the value of each parameter that applies to a new trial."""
-    values: Values = {}
+    parameters: Values = {}
     for parameter in space:
-        if parameter.applies(values):
-            values[parameter.name] = _suggest_value(trial, parameter)
-    return values
+        if parameter.applies(parameters):
+            parameters[parameter.name] = _suggest_value(trial, parameter)
+    return parameters
 
 
 @dataclass(frozen=True)
@@ -212,17 +212,21 @@ def _suggest_value(trial: optuna.Trial, parameter: Parameter) -> Value:
 def _frozen_trial(
     space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False
 ) -> optuna.trial.FrozenTrial:
-    """Return an earlier trial as Optuna's study stores it. A trial that was pruned counts with its last value."""
+    """Return an earlier trial as Optuna's study stores it.
+
+    A trial that was pruned is complete, with its last value as the result: Optuna's CMA-ES sampler and median pruner
+    ignore trials in the state PRUNED.
+    """
     end_state = TrialState.FAIL if past.value is None else TrialState.COMPLETE
-    values = None
+    objectives = None
     if past.is_ended and past.value is not None:
-        values = [past.value, past.cost] if minimizes_cost else [past.value]
+        objectives = [past.value, past.cost] if minimizes_cost else [past.value]
     return optuna.trial.create_trial(
         state=end_state if past.is_ended else TrialState.RUNNING,
-        values=values,
+        values=objectives,
         params=dict(past.parameters),
         distributions={each.name: _distribution(each) for each in space if each.name in past.parameters},
-        intermediate_values=dict(enumerate(past.values, start=1)),
+        intermediate_values=dict(enumerate(past.metric_values, start=1)),
         system_attrs=dict(past.state),
     )
 

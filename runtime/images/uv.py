@@ -1,7 +1,7 @@
-"""Run uv with pip's configuration: `python -m runtime.images.uv pip install -r requirements/base.txt`.
+"""Run uv with the configuration of pip: `python -m runtime.images.uv pip install -r requirements/base.txt`.
 
-uv itself does not read pip's configuration, which names a machine's wheel folders, indexes and certificates. Standard
-library only: `make setup` runs this module when only pip and uv are installed.
+pip's configuration names a machine's wheel folders, indexes and certificates. uv does not read it. This module uses
+only the standard library, because `make setup` runs it when only pip and uv are installed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-# The variable by which uv takes a setting, by the name of pip's option for it.
+# The variable that gives a setting to uv, by the name of pip's option for that setting.
 _VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -35,7 +34,7 @@ def executable() -> str:
 
 
 def environment(configuration: str | None = None) -> dict[str, str]:
-    """Return the variables that give uv pip's configuration, without those that are set already.
+    """Return variables that give the settings of pip to uv, without variables that this process has already.
 
     `configuration` is the output of `pip config list`; None runs that command.
     """
@@ -58,10 +57,10 @@ def environment(configuration: str | None = None) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value and name not in os.environ}
 
 
-def main(arguments: list[str], environ: Mapping[str, str] = os.environ) -> None:
+def main(arguments: list[str]) -> None:
     """Replace this process by uv with these arguments."""
     program = executable()
-    os.execve(program, [program, *arguments], {**environ, **environment()})  # noqa: S606 - no shell is wanted
+    os.execve(program, [program, *arguments], {**os.environ, **environment()})  # noqa: S606 - no shell is wanted
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ class DiskLimit:
     the end are measured. `by_quota`: the limit is the rest of the organization's storage quota. The first
     `platform_bytes` of `run` do not count: they are for the platform's own files, if it writes such files there.
 
-    Call `measure_before_start` before customer code can write, since it sets the sizes to which the run adds.
+    Call `measure_folders` before customer code can write, since it sets the sizes to which the run adds.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class DiskLimit:
         """Whether a measurement is under way."""
         return bool(self._measurements)
 
-    def measure_before_start(self) -> None:
+    def measure_folders(self) -> None:
         """Measure the folders, before customer code can write to them. Takes about `_INITIAL_SECONDS` each at most."""
         started_at = time.monotonic()
         for name, folder in self._folders.items():

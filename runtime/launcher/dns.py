@@ -55,7 +55,7 @@ class NameLookup:
         """Return the newest address, or None if there is none yet. Raises OSError if the lookup process has ended."""
         data = os.read(self._read_end, _READ_BYTES)
         if not data:
-            raise OSError("the process that asks for the nodes' addresses has ended")
+            raise OSError("the process that looks up the hub's address has ended")
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         return lines[-1].decode() if lines else None
 
@@ -94,7 +94,7 @@ def resolve(name: str) -> Optional[str]:
 
 
 def qualify_name(name: str) -> str:
-    """Return the fully qualified name, by the cluster domain in the resolver's configuration.
+    """Return the fully qualified name, in the search domain of the pod's namespace in the resolver's configuration.
 
     The resolver searches for an unknown relative name in each of its domains, and finally on public servers. This takes
     many seconds if those are unreachable.

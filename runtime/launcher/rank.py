@@ -10,7 +10,8 @@ imports a framework, `step_timer` begins to count its steps.
 
 A script cannot distinguish this from a plain interpreter (`__main__`, `sys.argv`, `sys.path`, tracebacks), and nothing
 here can make it fail. Few modules are imported, since the script would find them in `sys.modules`. Annotations are
-quoted, because the names in them are imported for type checkers only.
+quoted, because the names in them are imported for type checkers only. The interpreter is the image's: Python 3.8 or
+later.
 """
 
 import os
@@ -87,7 +88,7 @@ def run(report_fd: int, script: str, counts_fd: int = -1) -> None:
         raise
     except KeyboardInterrupt:
         report("raised")  # without fields, because the launcher reports SIGINT, by which the process will end
-        # Only the interpreter itself can show it, shut down, and then end by SIGINT.
+        # Raised again, since only the interpreter ends by SIGINT, after it has shown the exception and shut down.
         sys.excepthook = _Excepthook(sys.excepthook)
         raise
     except BaseException as error:  # anything that leaves the script is shown as an interpreter shows it
@@ -160,19 +161,27 @@ def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
 
 
 def _find_place(error: BaseException) -> "List[str]":
-    """Return the file, line and function of the innermost frame that is neither the platform's nor a library's."""
+    """Return the file, line and function of the innermost frame that is neither the platform's nor a library's.
+
+    Of a SyntaxError in the customer's code, return its file and line: the code did not run, so no frame shows them.
+    """
     place = ["", "", ""]
-    if isinstance(error, SyntaxError) and error.filename:
-        place = [os.path.basename(error.filename), str(error.lineno or ""), ""]
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        is_library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
-        if not (is_library or file.startswith("<") or _is_platform_file(file)):
+        if _is_customer_file(file):
             name = trace.tb_frame.f_code.co_name
             place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
         trace = trace.tb_next
+    if isinstance(error, SyntaxError) and error.filename and (_is_customer_file(error.filename) or place[0] == ""):
+        place = [os.path.basename(error.filename), str(error.lineno or ""), ""]
     return [_shorten(part, _MAX_NAME_BYTES) for part in place]
+
+
+def _is_customer_file(file: str) -> bool:
+    """Return whether code of this file name is neither the platform's nor a library's, nor a string's (`<string>`)."""
+    is_library = "/site-packages/" in file or "/dist-packages/" in file or "/lib/python" in file
+    return not (is_library or file.startswith("<") or _is_platform_file(file))
 
 
 def _chain(error: BaseException) -> "List[BaseException]":
@@ -247,7 +256,7 @@ def _remove_platform_frames(trace: "Any") -> "Any":
 
 
 def _remove_platform_lines(text: str) -> str:
-    """Return the text without lines about the platform's frames and the source lines that follow them."""
+    """Return the text without the platform's frames: their lines `File …` and the lines of source below these."""
     platform_frames = ['File "{}"'.format(file) for file in (PLATFORM_FILE_NAME, *_PLATFORM_FILES)]
     if not any(frame in text for frame in platform_frames):
         return text

@@ -104,6 +104,7 @@ def test_ready_settings_are_confirmed(deployed, capsys):
         ("PAYMENTS_SANDBOX", True, "STRIPE_SECRET_KEY"),
         ("STRIPE_WEBHOOK_SECRETS", [], "STRIPE_WEBHOOK_SECRETS"),
         ("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend", "EMAIL_URL"),
+        ("EMAIL_HOST", "CHANGE-ME.example.com", "EMAIL_URL"),
         ("ACCOUNT_EMAIL_VERIFICATION", "optional", "EMAIL_VERIFICATION"),
         ("DEFAULT_FROM_EMAIL", "Trainyard <noreply@localhost>", "DEFAULT_FROM_EMAIL"),
         ("TRAINYARD_CLUSTERS", {"default": None}, "TRAINYARD_CLUSTERS"),

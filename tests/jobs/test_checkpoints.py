@@ -119,12 +119,39 @@ def test_a_copy_that_was_interrupted_begins_again(customer, trained):
     assert (folder_of(customer, job) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
 
 
-def test_a_run_that_does_not_start_leaves_no_copy(customer, trained):
+def test_a_console_that_ends_while_a_copy_is_deleted_makes_it_again(customer, trained, monkeypatch):
+    job = customer.job(from_checkpoint=trained.pk)
+    customer.backend.refuses[f"job-{job.pk}-1"] = NoCapacity("full")
+    delete = customer.backend.delete_shared
+
+    def delete_and_end(key):
+        delete(key)
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(customer.backend, "delete_shared", delete_and_end)
+        with pytest.raises(SystemExit):
+            start(job)
+    customer.backend.refuses.clear()
+    attempt = job.attempts.get()
+    dispatch.copy_checkpoints(attempt.pk)
+    assert dispatch.submit(attempt)
+    assert (folder_of(customer, job) / "latest" / "weights.pt").read_bytes() == b"12345"
+
+
+def test_a_run_that_does_not_start_leaves_no_copy(customer, trained, monkeypatch):
     used = storage.storage_used(customer.organization)
     full, refused = customer.job(from_checkpoint=trained.pk), customer.job(from_checkpoint=trained.pk)
     for job, fault in ((full, NoCapacity("full")), (refused, InvalidSpec("no", field="mounts"))):
         customer.backend.refuses[f"job-{job.pk}-1"] = fault
-        assert not start(job)
+        assert factories.start(job)
+        attempt = job.attempts.get()
+        dispatch.copy_checkpoints(attempt.pk)
+        with monkeypatch.context() as patched:
+            patched.setattr(locks, "copies_lock", lambda: contextlib.nullcontext(False))  # another process copies
+            assert not dispatch.submit(attempt)
+        assert job.attempts.get().finished_at is None, "the next pass submits it again"
+        assert not dispatch.submit(attempt)
         assert not folder_of(customer, job).exists()
         assert storage.storage_used(customer.organization) == used
     customer.backend.refuses.clear()

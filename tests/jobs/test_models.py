@@ -104,6 +104,14 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
     assert rerun, "an earlier version is left"
 
 
+@pytest.mark.parametrize("number", ["", "0" * 12 + "1", "-1", "x"])
+def test_an_odd_version_number_deletes_nothing(api, customer, trained, number):
+    publish(customer, trained)
+    answer = api(customer.membership).delete(f"/api/v1/models/digits/?version={number}")
+    assert (answer.status_code, list(answer.json()["fields"])) == (400, ["version"])
+    assert storage.model_named(customer.organization, "digits").latest.number == 1
+
+
 def test_wrong_models_are_reported_at_their_field(customer, other, trained):
     publish(customer, trained)
     # A text counts as a list of names, separated by commas.

@@ -86,3 +86,35 @@ def test_an_error_in_chunks_has_its_code():
         bucket = s3.Bucket(f"http://127.0.0.1:{server.server_port}", "gone", "us-east-1", allows_private=True)
         with pytest.raises(s3.S3Error, match="404 NoSuchBucket"):
             list(s3.list_objects(bucket, ""))
+
+
+ENTITY = '<?xml version="1.0" encoding="UTF-16"?><!DOCTYPE r [<!ENTITY e "true">]><r><IsTruncated>&e;</IsTruncated></r>'
+ENDLESS = (
+    "<r><IsTruncated>true</IsTruncated><NextContinuationToken>a</NextContinuationToken>"
+    "<NextKeyMarker>a</NextKeyMarker></r>"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "ask"),
+    [
+        (ENTITY.encode("utf-16"), None, lambda bucket: list(s3.list_objects(bucket, ""))),
+        (ENDLESS.encode(), None, lambda bucket: list(s3.list_objects(bucket, ""))),
+        (ENDLESS.encode(), None, lambda bucket: list(s3.list_multiparts(bucket, ""))),
+        (b"", "x", lambda bucket: s3.find_object(bucket, "key")),
+        (b"", "-5", lambda bucket: s3.find_object(bucket, "key")),
+    ],
+    ids=["an entity in UTF-16", "endless objects", "endless uploads", "a size that is no number", "a negative size"],
+)
+def test_an_invalid_response_is_refused(body, length, ask):
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", length or str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+    with serving(HTTPServer(("127.0.0.1", 0), Server)) as server, pytest.raises(s3.S3Error, match="200"):
+        ask(s3.Bucket(f"http://127.0.0.1:{server.server_port}", "b", "us-east-1", allows_private=True))

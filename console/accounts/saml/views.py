@@ -29,7 +29,7 @@ RESPONSE_SECONDS = 300
 def receive_response(request: HttpRequest, organization_slug: str) -> HttpResponse:
     """Store a provider's response for the page that checks it, and redirect there.
 
-    The browser sends no session cookie with a form from the provider's site, but does when it follows the redirect.
+    The browser sends no session cookie with a form from the provider's site, but sends it when it follows the redirect.
     Everyone can post here. Therefore the number of responses, their size and how long they are stored are limited.
     """
     get_app_or_404(request, organization_slug)
@@ -51,7 +51,8 @@ def check_response(request: HttpRequest, organization_slug: str) -> HttpResponse
         response: HttpResponse = views.finish_acs(request, organization_slug=organization_slug)
         return response
     except (etree.XMLSyntaxError, DTDForbidden, EntitiesForbidden, OneLogin_Saml2_ValidationError) as error:
-        # The response is not XML, or is encrypted. allauth expects python3-saml to report this, but it raises.
+        # The response is not XML, or is encrypted. allauth expects python3-saml to return such errors, but python3-saml
+        # raises them.
         logger.warning("Rejected a response of the SAML provider %s: %s", organization_slug, error)
         provider = get_app_or_404(request, organization_slug).get_provider(request)
         page: HttpResponse = render_authentication_error(request, provider)

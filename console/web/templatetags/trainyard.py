@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import date, datetime, timedelta, tzinfo
 from decimal import Decimal, InvalidOperation
 from functools import cache, lru_cache
 from typing import Any
@@ -37,7 +37,7 @@ from runtime.specs import Framework
 register = template.Library()
 register.filter("line_title", messages.line_title)
 register.filter("p90_label", messages.p90_label)
-register.filter("basis_sentence", messages.basis_sentence)
+register.filter("basis_sentence", messages.basis_sentence)  # the basis of an estimate
 register.filter("audit_description", activity.describe)
 
 ICONS_FOLDER = settings.BASE_DIR / "static" / "vendor" / "tabler-icons"
@@ -60,8 +60,9 @@ FRAMEWORK_TITLES = {
 ACTIVE_STATES = {JobState.STARTING, JobState.RUNNING, JobState.STOPPING}
 """States whose badge has an animated dot."""
 MAX_CACHED_TEXTS = 4096
-"""How many results of each function below a process caches: pages show the same times and numbers again, and formatting
-them takes most of the time of a long table. A full cache of one function takes about 1 MB."""
+"""How many results of each formatting function below a process caches. Pages show the same times and numbers again and
+again, and most of the time of a long table is spent on formatting them. A full cache of one function takes about 1 MB.
+"""
 DIGIT_BEFORE_CHINESE = re.compile(r"(\d)(?=[\u4e00-\u9fff])")
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -87,9 +88,9 @@ def icon(name: str, classes: str = "") -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def href(context: template.Context, url_name: str, *args: Any, **query: Any) -> str:
-    """Return the attribute `href` of a link; empty on a page that an administrator reads (`read_only`).
+    """Return the attribute `href` of a link; empty on a customer's page that an administrator reads (`read_only`).
 
-    There the link would open an object of the administrator's own organization that has the same name, or nothing.
+    A link on such a page would open the object of the same name in the administrator's own organization, or nothing.
     """
     if context.get("read_only"):
         return ""
@@ -227,7 +228,7 @@ def as_datetime(value: datetime | str | None) -> datetime | None:
 
 
 def _format_time(value: datetime) -> str:
-    return _format_time_in(value.astimezone(UTC), timezone.get_current_timezone(), get_language() or "en")
+    return _format_time_in(value, timezone.get_current_timezone(), get_language() or "en")
 
 
 @lru_cache(maxsize=MAX_CACHED_TEXTS)
@@ -248,7 +249,7 @@ def moment(value: datetime | str | None) -> str:
 @lru_cache(maxsize=MAX_CACHED_TEXTS)
 def _time_element(at: datetime, zone: tzinfo, language: str) -> SafeString:
     """Render a time in a zone, whose name is the title."""
-    text = _format_time_in(at.astimezone(UTC), zone, language)
+    text = _format_time_in(at, zone, language)
     return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), zone.tzname(None) or str(zone), text)
 
 
@@ -300,7 +301,7 @@ def _distance_element(at: datetime, seconds: int, zone: tzinfo, language: str) -
         text = format_timedelta(timedelta(seconds=seconds), add_direction=True, locale=locale, threshold=1.2)
         # Babel writes "5分钟前"; the console's Chinese texts have a space after digits, at which no line may end.
         text = DIGIT_BEFORE_CHINESE.sub("\\1\N{NO-BREAK SPACE}", text)
-    title = _format_time_in(at.astimezone(UTC), zone, language)
+    title = _format_time_in(at, zone, language)
     return format_html('<time class="ago" datetime="{}" title="{}">{}</time>', at.isoformat(), title, text)
 
 
@@ -378,7 +379,10 @@ def control(field: BoundField, classes: str = "") -> SafeString:
 
 @register.simple_tag
 def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeString:
-    """Render the place of the error of the field `name`. The response to a quote replaces it (`oob`: out of band)."""
+    """Render the element that shows the error of the field `name`.
+
+    The response to a quote replaces the element. It is then rendered with `oob`: htmx swaps it out of band.
+    """
     return format_html(
         '<div class="invalid-feedback d-block" id="error-{}" role="alert"{}>{}</div>',
         name,
@@ -432,14 +436,14 @@ def evidence_sentence(evidence: Mapping[str, Any]) -> str:
     return _("Attempt %(attempt)s: %(what)s (%(when)s)") % {
         "attempt": evidence.get("attempt", "1"),
         "what": fault.rstrip(".。"),  # it becomes a part of this sentence
-        "when": _format_time(as_datetime(evidence["at"]) or timezone.now()),
+        "when": _format_time(datetime.fromisoformat(evidence["at"])),
     }
 
 
 @register.filter
 def receipt_title(receipt: Receipt) -> str:
     """Return a receipt's title in the reader's language: the job's number and name, or the day of a storage charge."""
-    purchase = receipt.hold.quote.purchase  # for a job, also the purchase of its order
+    purchase = receipt.hold.quote.purchase  # what was quoted: a job, or the storage of a day
     if not hasattr(receipt.hold, "order"):  # not the receipt of a job
         day_charged = purchase.get("storage")
         return _("Storage on %(day)s") % {"day": day(date.fromisoformat(day_charged))} if day_charged else receipt.title

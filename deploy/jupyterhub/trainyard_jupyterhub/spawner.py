@@ -22,7 +22,8 @@ ENDED = {"succeeded", "failed", "cancelled"}
 POLL_SECONDS = 1.0
 """Interval of requests for the state of a notebook that starts or stops: as often as a person notices a change."""
 MAX_AGE = timedelta(days=14)
-"""How long ago an open notebook of a user may have been bought: it waits for capacity and then runs at most 7 days."""
+"""How long ago an open notebook of a user may have been bought. It runs at most 7 days; the other 7 are for waiting for
+capacity."""
 STOP_SECONDS = 120
 """How long to wait for a stopped notebook's end. It gets 30 seconds to save, and a busy node may need longer."""
 MAX_REFUSED_SECONDS = 3600
@@ -64,7 +65,7 @@ class TrainyardSpawner(Spawner):
 
     @default("options_form")
     def _options_form(self) -> Any:
-        return type(self).form
+        return type(self).form  # the function, not a bound method: JupyterHub calls it with the spawner
 
     async def form(self) -> str:
         """Return the HTML of the form: the workspace, and organization and profile if there are several."""
@@ -168,7 +169,7 @@ class TrainyardSpawner(Spawner):
         """Forget the notebook."""
         super().clear_state()
         REDIRECTS.targets.pop(self._prefix, None)
-        self.notebook_id, self.url, self.ceiling, self._refused_since = None, "", "", None
+        self.notebook_id, self.url, self.ceiling, self._waiting, self._refused_since = None, "", "", "", None
 
     def _api(self) -> NotebooksClient:
         return NotebooksClient(

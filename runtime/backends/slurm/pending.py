@@ -22,9 +22,10 @@ _CLOSED = frozenset(
     }
 )
 _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig"})
-_NOT_A_LIMIT = frozenset({"QOSNotAllowed"})
-"""Reasons that begin like those of a limit, but waiting does not end them."""
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
+_NOT_AWAITED = ("PerJob", "PerNode", "NotSatisfied", "NotAllowed")
+"""Parts of the reasons of limits that one job alone violates, such as AssocMaxWallDurationPerJobLimit or
+QOSMinCpuNotSatisfied. Other jobs do not matter to them, so waiting does not end them."""
 
 
 def explain_waiting(job: SlurmJob | None, *, is_importing: bool = False) -> Waiting:
@@ -48,7 +49,7 @@ def _code_and_sentence(reason: str) -> tuple[WaitingCode, str]:
     """Return the code for a reason of Slurm, and an English sentence without its full stop."""
     if reason in _HELD or reason.endswith("held"):
         return WaitingCode.HELD, "The run is held in Slurm's queue"
-    if reason.startswith(_LIMIT_PREFIXES) and reason not in _NOT_A_LIMIT:
+    if reason.startswith(_LIMIT_PREFIXES) and not any(part in reason for part in _NOT_AWAITED):
         return WaitingCode.CLUSTER_LIMIT, "A limit of the account or QOS is reached"
     for reasons, code, sentence in (
         (_CLOSED, WaitingCode.MACHINES_CLOSED, "Machines that fit are reserved or down"),

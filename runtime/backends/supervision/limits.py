@@ -77,9 +77,9 @@ class Limits(NodeLimits):
         super().note_running(ranks_by_pid)
         self._ranks_by_pid = ranks_by_pid
 
-    def measure_before_start(self) -> None:
+    def measure_folders(self) -> None:
         """Measure what the run's folders contain before it; may take seconds. Call this before the launcher starts."""
-        self._disk.measure_before_start()
+        self._disk.measure_folders()
 
     @property
     def check_interval(self) -> float:

@@ -46,7 +46,8 @@ class Supervisor(Node):
     _caught_signals: socket.socket
 
     def __init__(self, plan: SupervisorPlan) -> None:
-        folder, node, plan_fields = Path(plan["folder"]), plan["node"], plan["launcher"]["plan"]
+        folder, node = Path(plan["folder"]), plan["node"]
+        plan_fields = plan["launcher"]["plan"]  # the fields of `topology.Plan`
         record = self._create_record(plan, folder, plan_fields["addresses"][node])
         tree = self._create_tree(plan, folder / "nodes" / f"{node}.cgroups")
         super().__init__(
@@ -84,7 +85,7 @@ class Supervisor(Node):
         self._record.reserve_space()
         resource_limits.raise_own_priority()
         self._catch_signals()
-        self._limits.measure_before_start()
+        self._limits.measure_folders()
         self._start(plan["ranks"], plan["listener"], plan["launcher"])
         self._run_loop()
         if self._shell_socket is not None:
@@ -114,7 +115,7 @@ class Supervisor(Node):
         self._caught_signals = reader
 
     def _start_launcher(self, launch_plan_fd: int, output_fd: int, inherit_fds: Sequence[int]) -> Message:
-        """Start the launcher; return two of its descriptors, as fields to add to its launch plan.
+        """Start the launcher; return the fields to add to its launch plan: the numbers of descriptors that it inherits.
 
         `warm` is the socket to forked ranks (None in a cold start), and `shells` the listening socket for shells.
         """

@@ -58,12 +58,12 @@ class PodLimits(NodeLimits):
                 platform_bytes=int(plan.get("platform_bytes", 0)),
             )
 
-    def measure_before_start(self) -> None:
+    def measure_folders(self) -> None:
         """Measure what the run's folders contain before it; may take seconds. Call this before the launcher starts."""
         if self._disk is not None:
-            self._disk.measure_before_start()
+            self._disk.measure_folders()
 
-    def note_launched(self) -> float:
+    def begin_start_wait(self) -> float:
         """Note that the launcher was started; return how many seconds the nodes may still take to meet.
 
         The wait for the launcher's first message begins now.

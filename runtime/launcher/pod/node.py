@@ -57,6 +57,7 @@ class PodNode(Node):
 
     def __init__(self, pod: PodIdentity, plan: PodPlan) -> None:
         self._pod = pod
+        # The run's folder with records and logs. The code's own folder is `run_dir` of the plan, RUN_DIR.
         self._folder = Path(plan.get("folder") or "/trainyard/run-root")
         # The fields of `topology.Plan`. `_start_with_hub` adds `addresses`, which are not known yet.
         self._plan_fields: Dict[str, Any] = {**plan["plan"], "node": pod.node}
@@ -93,7 +94,7 @@ class PodNode(Node):
         """Run the node to its end; return the exit code of this process."""
         self._create_folders()
         self._record.create()
-        self._limits.measure_before_start()
+        self._limits.measure_folders()
         if self._node:
             self._hub_lookup = NameLookup(self._plan["names"][0])
             self._selector.register(self._hub_lookup, selectors.EVENT_READ, self._hub_lookup)
@@ -126,7 +127,11 @@ class PodNode(Node):
             self._fail(Verdict(kind="platform_error", code="node_not_started", message=message))
 
     def _start_with_hub(self, hub_address: str) -> None:
-        """Start the launcher with this address of node 0. Raises OSError."""
+        """Start the launcher with this address of node 0. Raises OSError.
+
+        The pod plan is what the console gave this pod. The launch plan, which the launcher reads, is made from it. The
+        field `plan` of both has the fields of `topology.Plan`.
+        """
         pod_plan, plan_fields = self._plan, self._plan_fields
         # Only these two addresses are known now. The others send theirs when they join the hub.
         plan_fields["addresses"] = [hub_address, *[""] * (int(plan_fields["nodes"]) - 1)]
@@ -158,13 +163,13 @@ class PodNode(Node):
         listener = self._listen_for_shells()
         if listener is None:
             self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
-            return {"start_seconds": self._limits.note_launched()}
+            return {"start_seconds": self._limits.begin_start_wait()}
         with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
             inherited = [*inherit_fds, listener.fileno()]
             self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherited)
             token = token_of(self._pod.record_key, run_name=self._plan["run"], node=self._node)
             return {
-                "start_seconds": self._limits.note_launched(),
+                "start_seconds": self._limits.begin_start_wait(),
                 "shells": listener.fileno(),
                 "shell_token": token,
             }
@@ -239,7 +244,10 @@ class PodNode(Node):
             self._read_stop_request()
 
     def _read_stop_request(self) -> None:
-        """Handle a request in the run's folder to end sooner. The kubelet cannot ask: it sends SIGTERM only once."""
+        """Handle a request in the run's folder to end sooner.
+
+        The kubelet cannot be used for it, because it sends SIGTERM only once.
+        """
         try:
             descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)
         except OSError:

@@ -121,7 +121,10 @@ def _parse_disk_bytes(data: bytes) -> Tuple[int, int]:
 
 
 def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, int]) -> Dict[int, List[int]]:
-    """Return each rank's processes, {rank_id: pids}. `ranks_by_pid` has the ranks. Orphans belong to no rank."""
+    """Return the pids of each rank's processes: its first process and all descendants. Orphans belong to no rank.
+
+    The result is by the rank's global number, `rank_id`, which `ranks_by_pid` has by the pid of its first process.
+    """
     pids_by_rank: Dict[int, List[int]] = {rank_id: [] for rank_id in ranks_by_pid.values()}
     for pid in processes:
         # The processes were not all read at the same moment, so their parents could form a loop, which `depth` ends.
@@ -226,10 +229,12 @@ class Sampler:
         before, self._last_reading = self._last_reading, reading
         if before is None or reading.at <= before.at:
             return None
-        # Ranks that are missing in `counts` keep their last counts, since the run's last sample reports ended ranks.
+        # Ranks that are missing in `counts` keep their last counts. The run's last sample has those of ended ranks, and
+        # must not report their earlier steps again.
         last_counts, self._counts = self._counts, {**self._counts, **counts}
         seconds = reading.at - before.at
         pids_by_rank = group_by_rank(reading.processes, ranks_by_pid)
+        pids_by_rank_before = group_by_rank(before.processes, ranks_by_pid)
         sample: Dict[str, Any] = {
             "at": round(time.time(), 3),
             "seconds": round(seconds, 3),
@@ -249,8 +254,8 @@ class Sampler:
         for rank_id in sorted({*pids_by_rank, *counts}):
             pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
-            # A process that is new since the last sample counts with all its CPU time.
-            cpu_seconds -= sum(before.processes[pid].cpu_seconds for pid in pids if pid in before.processes)
+            # Processes that have ended since then are subtracted too: their CPU time is in the sum of their parent.
+            cpu_seconds -= sum(before.processes[pid].cpu_seconds for pid in pids_by_rank_before.get(rank_id, []))
             sample["ranks"].append(
                 {
                     "rank": rank_id,
@@ -278,10 +283,11 @@ class Sampler:
 
 def _step_fields(before: Counts, now: Counts) -> Dict[str, Any]:
     """Return a rank's counts since the last sample, in the fields of a sample."""
-    # The counts of a restarted rank begin at 0.
+    # The counts of a restarted rank begin at 0. `calls` shows a restart even if no step has a duration yet.
     if now.calls < before.calls or now.steps < before.steps:
         before = _NO_COUNTS
-    # A step counts in the sample in which it ends, so its duration may exceed the sample's.
+    # A step counts in the sample in which it ends, so its duration may exceed the sample's. Seconds without a step are
+    # invalid: the rank writes both together, but its code can change the file.
     seconds = max(0.0, now.seconds - before.seconds) if now.steps > before.steps else 0.0
     communication: Optional[float] = None
     if now.communication is not None:

@@ -1,5 +1,6 @@
 """Archive folders as tar files and restore them. All customer data is restored, and customers cannot stop a backup."""
 
+import errno
 import hashlib
 import io
 import os
@@ -158,6 +159,25 @@ def test_a_file_that_is_deleted_while_others_are_read_is_left_out(root, tmp_path
     act_while_reading(monkeypatch, [(root / "b").unlink])
     _, back = pack_and_unpack(root, tmp_path)
     assert [path.name for path in back.iterdir()] == ["a"]
+
+
+def test_a_changed_file_that_cannot_be_read_again_is_named_and_a_broken_disk_stops_the_backup(
+    root, tmp_path, monkeypatch
+):
+    def break_disk():
+        raise OSError(errno.EIO, "broken disk")
+
+    log = root / "log"
+    log.write_text("0")
+    (root / "z").write_text("z")
+    act_while_reading(monkeypatch, [lambda: log.write_text("01"), log.unlink])
+    packed, back = pack_and_unpack(root, tmp_path)
+    assert (back / "log").read_text() == "0"
+    assert (packed.missing, packed.left_out[0].partition(":")[0]) == (1, "log")
+    log.write_text("0")
+    act_while_reading(monkeypatch, [lambda: log.write_text("01"), lambda: None, break_disk])
+    with pytest.raises(OSError, match="broken disk"):
+        trees.pack(root, tmp_path / "broken.tar")
 
 
 def to_file(path):

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 from django.urls import reverse
+from django.utils import translation
 
 from console.core import error_codes
 from console.web import docs, navigation
@@ -38,6 +39,9 @@ def test_every_link_of_the_guides_leads_to_a_section(client):
 def test_every_error_code_is_documented(client, settings):
     html = page(client, docs.ERRORS)
     codes = {*error_codes.STATUS_OF_CODE, *error_codes.CODE_OF_EXCEPTION.values(), "internal_error", "malformed"}
+    with translation.override("zh-hans"):
+        meanings = {error.code: error.meanings for error in error_codes.reference()}
+    assert all(text.isascii() for text in meanings["throttled"]), "explanations are English in every language"
     for code in codes:
         assert f'id="{code}"' in html, code
     answer = client.get("/api/v1/jobs/")

@@ -135,7 +135,7 @@ def test_a_run_has_filled_a_disk_if_it_used_all_that_was_free(tmp_path, availabl
     folders = {name: str(tmp_path / name) for name in ("run", "checkpoints")}
     disk_limit = disk.DiskLimit(1 << 30, folders, available_bytes=available_mib << 20, repeats=False)
     assert disk_limit.has_filled_the_disk(), "nothing was measured before the run, so in doubt it has"
-    disk_limit.measure_before_start()
+    disk_limit.measure_folders()
     for name in ("run", "checkpoints"):
         assert not disk_limit.has_filled_the_disk()
         (tmp_path / name / "half").write_bytes(bytes(1 << 20))
@@ -148,7 +148,7 @@ def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeyp
         Path(folder).mkdir()
     (tmp_path / "checkpoints" / "earlier").write_bytes(bytes(4 << 20))
     disk_limit = disk.DiskLimit(1 << 20, folders)
-    disk_limit.measure_before_start()
+    disk_limit.measure_folders()
     (tmp_path / "checkpoints" / "at-once").write_bytes(bytes(2 << 20))
     verdict = disk_limit.check(1.0, Record(tmp_path, None, node=0, address=""))
     assert (verdict.code, verdict.data) == ("disk_full", {"used_mib": 2, "limit_mib": 1})
@@ -156,14 +156,14 @@ def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeyp
     for number in range(200):  # too many for a time limit of 0 s
         (tmp_path / "workspace" / str(number)).touch()
     large = disk.DiskLimit(1 << 20, folders)
-    large.measure_before_start()
+    large.measure_folders()
     for number in range(200):
         (tmp_path / "workspace" / str(number)).write_bytes(bytes(1 << 16))
     assert large.check(1.0, Record(tmp_path, None, node=0, address="")) is None
     verdict = large.check(2.0, Record(tmp_path, None, node=0, address=""))
     assert verdict.code == "disk_full", "the files that were counted before the start have grown"
     unrepeated = disk.DiskLimit(1 << 20, folders, repeats=False)
-    unrepeated.measure_before_start()
+    unrepeated.measure_folders()
     assert (unrepeated.is_measuring, unrepeated.check(1.0, Record(tmp_path, None, node=0, address=""))) == (False, None)
     assert large.has_filled_the_disk(), "the workspace was too large to be measured before the run, so in doubt it has"
 
@@ -178,7 +178,7 @@ def test_a_disk_that_loses_more_than_the_run_may_add_is_measured_sooner_and_fast
         (tmp_path / str(number)).touch()
     disk_limit = disk.DiskLimit(2 << 20, {"checkpoints": str(tmp_path)})
     record = Record(tmp_path, None, node=0, address="")
-    disk_limit.measure_before_start()
+    disk_limit.measure_folders()
 
     def measuring_after(now):
         assert disk_limit.check(now, record) is None

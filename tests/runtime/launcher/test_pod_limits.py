@@ -62,7 +62,7 @@ def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, r
     # The launcher is started after 20 of the 30 s, and sends nothing.
     limits = PodLimits(POD_PLAN, record)
     clock.now += 20
-    assert limits.note_launched() == 10, "seconds left for the nodes to meet"
+    assert limits.begin_start_wait() == 10, "seconds left for the nodes to meet"
     assert check_for(limits, clock, SILENCE_SECONDS + 2) == ("platform_error", "node_silent")
     # Its ranks have started, so the silence may be their doing.
     limits = PodLimits(POD_PLAN, record)
@@ -74,7 +74,7 @@ def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, r
 
 def test_a_launcher_that_never_starts_its_ranks_is_ended(clock, record):
     limits = PodLimits(POD_PLAN, record)
-    assert limits.note_launched() == 30
+    assert limits.begin_start_wait() == 30
     while clock.now < 1000 + 30 + START_MARGIN_SECONDS:
         limits.note_message()
         assert check_for(limits, clock, 1) is None

@@ -35,6 +35,11 @@ def run(folder, source):
         ("def f():\n  assert 0\nf()", ["AssertionError", "", "train.py", "2", "f"]),
         ("import json\njson.loads('{')", ["json.decoder.JSONDecodeError", None, "train.py", "2", ""]),
         ("x = (", ["SyntaxError", "'(' was never closed", "train.py", "1", ""]),
+        (  # in a module that the script imports
+            "open(__file__[:-8] + 'model.py', 'w').write('\\nx = (')\nimport model",
+            ["SyntaxError", "'(' was never closed", "model.py", "2", ""],
+        ),
+        ("eval('x = (')", ["SyntaxError", None, "train.py", "1", ""]),
         ("raise RuntimeError('two\\tparts\\nand a line')", ["RuntimeError", "two parts", "train.py", "1", ""]),
         # A first line that ends with a colon only introduces the others.
         ("raise RuntimeError('Graph execution error:\\n\\nwrong size')", ["RuntimeError", "wrong size", None, "1", ""]),

@@ -95,7 +95,7 @@ def test_starting_and_ending_processes_do_not_distort_samples():
     sample = sampler.sample(
         reading(11.0, process(2, cpu_seconds=60.0, read_bytes=1500), process(4, 2, cpu_seconds=0.5)), {2: 0}, {}
     )
-    assert sample["cpu"] == 1.5, "60 - (9 + 50), and 0.5 of process 4"
+    assert sample["cpu"] == sample["ranks"][0]["cpu"] == 1.5, "60 - (9 + 50), and 0.5 of process 4"
     assert sample["disk_read"] == 100, "1500 - (900 + 500)"
     assert sample["net_rx"] is None
     sample = sampler.sample(reading(12.0), {}, {})
