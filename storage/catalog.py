@@ -251,14 +251,15 @@ def create_workspace(
     description: str = "",
     fill: Fill | None = None,
     on_created: Callable[[Workspace], None] | None = None,
+    allocation_key: str = "",
 ) -> Workspace:
     """Create a workspace with the files that `fill` writes; without `fill` it is empty.
 
-    `on_created` is called in the transaction that writes the row. Raises InvalidInput, NameTaken, TooLarge, TooMany,
-    and what `fill` and `on_created` raise.
+    `on_created` is called in the transaction that writes the row. `allocation_key` is the `key` of the Reservation.
+    Raises InvalidInput, NameTaken, TooLarge, TooMany, and what `fill` and `on_created` raise.
     """
     validate_texts(name, description)
-    with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
+    with Reservation(organization, label=name, key=allocation_key) as reservation, scratch_folder() as unfinished:
         reservation.count(entries=1)
         finished = unfinished / "files"
         finished.mkdir(mode=0o755)

@@ -153,7 +153,7 @@ def _create_workspace(row: WorkspaceImport) -> None:
         )  # fmt: skip
         catalog.create_workspace(
             organization=row.organization, user=row.created_by, name=row.name, description=row.description,
-            fill=fill, on_created=lambda workspace: _end(row, workspace=workspace),
+            fill=fill, on_created=lambda workspace: _end(row, workspace=workspace), allocation_key=row.allocation_key,
         )  # fmt: skip
     except InvalidInput as error:
         _end_failed(row, " ".join(map(str, error.fields.values())) or str(error.message))

@@ -12,7 +12,7 @@ from console.core.errors import InvalidInput
 from storage import catalog, git_import, secret_store, selectors, tasks, workspace_imports
 from storage.errors import GitFailed, NameTaken, TooLarge, UnsafePath
 from storage.git_import import fetch, git_fill
-from storage.models import WorkspaceImport
+from storage.models import Allocation, WorkspaceImport
 from storage.trees import Usage
 from storage.workspace_sources import start_workspace
 from tests.crashes import crash_at
@@ -238,6 +238,7 @@ def test_a_worker_may_die_before_any_statement_of_an_import(member, monkeypatch)
     assert (selectors.workspace_folder(created[0]) / "train.py").exists()
     workspace_imports.import_workspace(row.pk)
     assert selectors.workspaces_for(member.organization).count() == 1
+    assert not Allocation.objects.exists()  # each attempt took over what the one before had reserved
 
 
 @pytest.mark.usefixtures("resolve")
