@@ -15,6 +15,7 @@ from jobs.clusters import cluster, stored_names
 from jobs.models import Attempt, ClusterStatus, Job
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.local.backend import LocalBackend
+from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome, Resources, RunPhase
 from tests.caching import clear_cache
@@ -64,6 +65,18 @@ def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(c
     third = customer.job(node_spec="small", nodes=1)
     dispatch.dispatch_queue()
     assert "is using 2 of its 2" in waiting(customer, third)
+
+
+def test_slurm_assigns_whole_cores_also_to_a_node_spec_with_a_part_of_one(customer, backends, settings):
+    """Such as the starter node spec, or one whose cluster became Slurm. With more nodes Slurm would start no run."""
+    settings.TRAINYARD_CLUSTERS = {"east": None, "west": SlurmConfig.from_data("west", {})}
+    NodeSpec.objects.update(cpus="1.5")
+    backends["west"].total = backends["east"].total = Resources(9.0, 65536)
+    for spec, most in (("small", 6), ("medium", 4)):
+        with pytest.raises(InvalidInput) as refused:
+            customer.quote(node_spec=spec, nodes=most + 1)
+        assert f"at most {most}" in str(refused.value.fields["nodes"])
+        customer.quote(node_spec=spec, nodes=most)
 
 
 def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, backends):
