@@ -124,6 +124,26 @@ def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, backends
     assert "Nothing is charged yet." in waiting(customer, far)
 
 
+def test_a_run_that_its_cluster_does_not_accept_says_so_and_why_is_logged_once(customer, backends, caplog):
+    """Such as this machine without bubblewrap: its backend answers every other call, and has no circuit breaker."""
+    job, submit = customer.job(nodes=1), backends["east"].submit
+
+    def refuse(_spec):
+        raise BackendUnavailable("no bubblewrap")
+
+    backends["east"].submit = refuse
+    for _pass in range(2):
+        dispatch.dispatch_queue()
+    assert "did not accept the run" in waiting(customer, job)
+    assert [record.getMessage() for record in caplog.records if "bubblewrap" in record.getMessage()] == [
+        f"The cluster east did not accept job-{job.pk}-1, and is asked again: no bubblewrap"
+    ]
+    backends["east"].submit = submit
+    for _ in range(2):
+        reconciliation.reconcile()
+    assert "The nodes are starting." in waiting(customer, job)
+
+
 def test_a_cancel_takes_effect_at_the_first_reconciliation_after_the_cluster_answers(customer, backends, monkeypatch):
     """Even if the circuit breaker pauses calls for an hour."""
     backends["west"] = circuit_breaker.with_circuit_breaker("west", fake := backends["west"])
