@@ -25,7 +25,7 @@ from console.core.errors import CustomerError, InvalidInput, NotFound
 from storage import catalog, imports, selectors
 from storage.errors import NameTaken
 from storage.git_import import git_fill
-from storage.models import Workspace, WorkspaceImport
+from storage.models import Allocation, Workspace, WorkspaceImport
 
 MAX_OPEN = 3
 """How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
@@ -173,6 +173,7 @@ def _end_failed(row: WorkspaceImport, error: str) -> None:
 def _end(row: WorkspaceImport, *, workspace: Workspace | None = None, error: str = "") -> None:
     """Store that an import has ended, with its workspace or error. Raises NotFound if it is no longer open."""
     _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])  # the length of the column
+    Allocation.objects.filter(key=row.allocation_key).delete()  # an attempt left it if its worker died
 
 
 def _update(row: WorkspaceImport, **values: object) -> None:
