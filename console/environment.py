@@ -24,6 +24,9 @@ REDIS_SCHEMES = ("redis", "rediss", "unix")
 HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 """A host name or address, perhaps with a port. `*.` before it stands for all names below it."""
 
+MAX_PORT = 65535
+"""The highest port of TCP."""
+
 
 class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishes no types
     """Environment variables whose values are checked. Every method raises ImproperlyConfigured for an invalid value."""
@@ -148,7 +151,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
         """Return the address and port of a server, `host:port`."""
         text: str = self.str(name, default)
         host, _, port = text.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
             raise ImproperlyConfigured(f"{name} is '{text}'. It must be an address and a port, such as {default}.")
         return text
 
@@ -210,6 +213,11 @@ def _refuse_credentials(name: str, text: str) -> None:
     """Raise ImproperlyConfigured, without the value, if a text contains an @: what is before it may be a password."""
     if "@" in text:
         raise ImproperlyConfigured(f"{name} must not contain a user name, a password or an @.")
+
+
+def neighbouring_port(port: int, distance: int = 1) -> int:
+    """Return the port `distance` above `port`, or below it where ports end."""
+    return port + distance if port + distance <= MAX_PORT else port - distance
 
 
 def _is_http(text: str) -> bool:

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from whitenoise.compress import Compressor
 
 from console import admin_theme, clusters, notebook_url, sign_in
-from console.environment import Environment
+from console.environment import MAX_PORT, Environment, neighbouring_port
 from console.observability import addresses, logs
 from console.supervision.embedded import Embedded
 
@@ -361,7 +361,9 @@ SPECTACULAR_SETTINGS = {
 CURRENCY: str = env.str("CURRENCY", "USD")
 STRIPE_SECRET_KEY: str = env.str("STRIPE_SECRET_KEY", "")
 STRIPE_WEBHOOK_SECRETS: list[str] = env.names("STRIPE_WEBHOOK_SECRETS")
-SANDBOX_PORT: int = env.whole_number("SANDBOX_PORT", (urlsplit(TRAINYARD_URL).port or 8000) + 1, maximum=65535)
+SANDBOX_PORT: int = env.whole_number(
+    "SANDBOX_PORT", neighbouring_port(urlsplit(TRAINYARD_URL).port or 8000), maximum=MAX_PORT
+)
 SANDBOX_URL: str = f"http://127.0.0.1:{SANDBOX_PORT}"
 PAYMENTS_SANDBOX: bool = not STRIPE_SECRET_KEY
 QUOTE_TTL_SECONDS: int = env.whole_number("QUOTE_TTL_SECONDS", 1800)

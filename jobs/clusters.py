@@ -6,6 +6,7 @@ BackendUnavailable, also for a name that the settings no longer list.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -143,9 +144,13 @@ def runs_root(name: str) -> Path:
 
 
 def resources_of(spec: NodeSpec) -> Resources:
-    """Return the resources that one node of this spec requests."""
+    """Return the resources that one node of this spec requests, with whole cores on Slurm, which assigns no parts."""
+    is_slurm = isinstance(settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(spec.cluster)), SlurmConfig)
     return Resources(
-        cpus=float(spec.cpus), memory_mib=spec.memory_mib, gpus=spec.gpus, gpu_type=spec.gpu_type if spec.gpus else ""
+        cpus=float(math.ceil(spec.cpus) if is_slurm else spec.cpus),
+        memory_mib=spec.memory_mib,
+        gpus=spec.gpus,
+        gpu_type=spec.gpu_type if spec.gpus else "",
     )
 
 

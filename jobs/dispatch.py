@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 COPYING = "copying_checkpoints"
 """The waiting code (`Job.waiting_code`) of a job that starts once the checkpoints of another job are copied for it."""
+NOT_ACCEPTED = "not_accepted"
+"""The waiting code of a starting job whose last submission failed with BackendUnavailable."""
 SUBMIT_RETRY_PERIOD = timedelta(minutes=5)
 """How long a submission that fails with unexpected errors is retried. Then the attempt ends, free of charge. An
 administrator can restart what is broken within this time, and a customer does not wait for long."""
@@ -108,7 +110,8 @@ def submit(attempt: Attempt) -> bool:
         if checkpoints.discard_copy(attempt):
             lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
         return False
-    except BackendUnavailable:
+    except BackendUnavailable as error:
+        _record_not_accepted(attempt, error)
         return False  # the attempt stays STARTING, and the next pass submits it again
     except InvalidSpec as error:
         _refuse(attempt, error)
@@ -208,6 +211,15 @@ def _unsubmitted_attempts() -> QuerySet[Attempt]:
     related = ("image", "workspace", "node_spec", "organization__quota", "order__product", "order__hold__quote")
     attempts = Attempt.objects.filter(finished_at=None, submitted_at=None, job__state=JobState.STARTING)
     return attempts.select_related(*(f"job__{each}" for each in related))
+
+
+def _record_not_accepted(attempt: Attempt, error: BackendUnavailable) -> None:
+    """Store that the cluster did not accept the run. Log why, but not again at each pass."""
+    starting = Job.objects.filter(pk=attempt.job_id, state=JobState.STARTING).exclude(waiting_code=NOT_ACCEPTED)
+    if starting.update(waiting_code=NOT_ACCEPTED, waiting_data={}):
+        logger.warning(
+            "The cluster %s did not accept %s, and is asked again: %s", attempt.backend, attempt.run_name, error
+        )
 
 
 def _refuse(attempt: Attempt, error: InvalidSpec) -> None:

@@ -251,14 +251,15 @@ def create_workspace(
     description: str = "",
     fill: Fill | None = None,
     on_created: Callable[[Workspace], None] | None = None,
+    allocation_key: str = "",
 ) -> Workspace:
     """Create a workspace with the files that `fill` writes; without `fill` it is empty.
 
-    `on_created` is called in the transaction that writes the row. Raises InvalidInput, NameTaken, TooLarge, TooMany,
-    and what `fill` and `on_created` raise.
+    `on_created` is called in the transaction that writes the row. `allocation_key` is the `key` of the Reservation.
+    Raises InvalidInput, NameTaken, TooLarge, TooMany, and what `fill` and `on_created` raise.
     """
     validate_texts(name, description)
-    with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
+    with Reservation(organization, label=name, key=allocation_key) as reservation, scratch_folder() as unfinished:
         reservation.count(entries=1)
         finished = unfinished / "files"
         finished.mkdir(mode=0o755)
@@ -328,14 +329,16 @@ def write_file(
     return result
 
 
-def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None]) -> None:
+def place_file(
+    *, workspace: Workspace, path: str, source: Path, on_placed: Callable[[], None], allocation_key: str = ""
+) -> None:
     """Move the complete file `source` into the workspace. Raises TooLarge and the errors of `files.place`.
 
     The caller has reserved quota for the file. `on_placed` must release it; it is called in the transaction that counts
-    the file in the workspace.
+    the file in the workspace. `allocation_key` is the `key` of the Reservation of new folders.
     """
     root = selectors.workspace_folder(workspace)
-    with Reservation(workspace.organization, label=workspace.name) as reservation:
+    with Reservation(workspace.organization, label=workspace.name, key=allocation_key) as reservation:
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=max(0, new_entries - 1))  # only new folders: the caller has reserved the file
         result = files.place(root=root, path=path, source=source)
@@ -343,15 +346,16 @@ def place_file(*, workspace: Workspace, path: str, source: Path, on_placed: Call
 
 
 def unpack_into_workspace(
-    *, workspace: Workspace, path: str, archive: BinaryIO, on_unpacked: Callable[[], None]
+    *, workspace: Workspace, path: str, archive: BinaryIO, on_unpacked: Callable[[], None], allocation_key: str = ""
 ) -> None:
     """Unpack the open archive file `archive` into a folder of the workspace. Files with the same names are replaced.
 
-    `on_unpacked` is called in the transaction that counts the files. Raises as `publish_version` and `files.merge`.
+    `on_unpacked` is called in the transaction that counts the files. `allocation_key` is the `key` of the Reservation.
+    Raises as `publish_version` and `files.merge`.
     """
     root = selectors.workspace_folder(workspace)
     with (
-        Reservation(workspace.organization, label=workspace.name) as reservation,
+        Reservation(workspace.organization, label=workspace.name, key=allocation_key) as reservation,
         scratch_folder() as folder,
     ):
         unpack_path = folder / "files"

@@ -278,7 +278,10 @@ def _open_response(row: DatasetImport, offset: int) -> Iterator[http.client.HTTP
 
 def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
     """Receive what `file` lacks, and publish it. Raises ImportFailed, CustomerError, OSError."""
-    with Reservation(row.dataset.organization, label=row.dataset.name) as reservation, translate_os_errors():
+    with (
+        Reservation(row.dataset.organization, label=row.dataset.name, key=row.allocation_key) as reservation,
+        translate_os_errors(),
+    ):
         if row.endpoint:
             name = bucket_import.receive(row, file, _listing_of(row), reservation)
         else:

@@ -201,6 +201,11 @@ class DatasetImport(models.Model):
     def __str__(self) -> str:
         return f"{self.dataset}: {self.url}"
 
+    @property
+    def allocation_key(self) -> str:
+        """Return the key of the Allocation that reserves quota for the import."""
+        return f"import:{self.pk}"
+
 
 class DatasetVersion(models.Model):
     """One immutable version of a dataset, in a read-only folder of its own."""
@@ -418,6 +423,11 @@ class WorkspaceImport(models.Model):
             return self.States.COMPLETE
         return self.States.IMPORTING if self.attempts else self.States.WAITING
 
+    @property
+    def allocation_key(self) -> str:
+        """Return the key of the Allocation that reserves quota for the import."""
+        return f"git-import:{self.pk}"
+
 
 class DeletedFile(models.Model):
     """A file or folder in a workspace's recycle bin. It is removed with its row after `kept_until`."""
@@ -459,7 +469,9 @@ class Allocation(models.Model):
     )
     kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices)
     key = models.CharField(_("key"), max_length=64, unique=True)
-    """`job:<id>` for a run's results, `upload:<key>` for a resumable upload, random for any other unfinished write."""
+    """`job:<id>` for a run's results, `upload:<key>` for a resumable upload. For any other unfinished write it is the
+    `allocation_key` of the import, or the `finishing_key` of the upload, that repeats the write after a crash, or
+    random."""
     label = models.CharField(_("name"), max_length=200)
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))
@@ -543,3 +555,8 @@ class Upload(models.Model):
     def allocation_key(self) -> str:
         """Return the key of the Allocation that reserves quota for the upload."""
         return f"upload:{self.key.hex}"
+
+    @property
+    def finishing_key(self) -> str:
+        """Return the key of the Allocation that reserves quota for what is unpacked while the upload is finished."""
+        return f"finish:{self.key.hex}"

@@ -1,8 +1,8 @@
 """Reserve quota for bytes and entries before they are written.
 
 A reservation is an Allocation row, which is written while the quota's row is locked. So if there is room for only one
-of two uploads, only one gets a reservation. A reservation that a crash left behind counts until garbage collection
-removes it.
+of two uploads, only one gets a reservation. A reservation that a crash left behind counts until the write is repeated,
+or until garbage collection removes it.
 """
 
 from __future__ import annotations
@@ -86,10 +86,14 @@ class Reservation:
 
     It releases the quota at the end of the block. The first `spare_bytes` need no quota, because they replace bytes
     that count already. `label` is the name of its Allocation in lists.
+
+    `key` names a write that is repeated after a crash, and that only one process does at a time. The repetition
+    releases what the process that died had reserved.
     """
 
-    def __init__(self, organization: Organization, *, label: str, spare_bytes: int = 0) -> None:
-        self.key = secrets.token_hex(16)
+    def __init__(self, organization: Organization, *, label: str, spare_bytes: int = 0, key: str = "") -> None:
+        self.key = key or secrets.token_hex(16)
+        self._is_repeatable = bool(key)
         self._organization = organization
         self._label = label[:LABEL_LENGTH]
         self._spare_bytes = spare_bytes
@@ -101,6 +105,8 @@ class Reservation:
         self._reserved_entries = 0
 
     def __enter__(self) -> Reservation:
+        if self._is_repeatable:
+            Allocation.objects.filter(key=self.key).delete()
         return self
 
     def __exit__(

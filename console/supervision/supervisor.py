@@ -34,6 +34,8 @@ from django.contrib.staticfiles.finders import get_finders
 from django.core.management import call_command
 from django.db import connection, connections
 
+from console.environment import neighbouring_port
+
 TASK_PROCESSES = 2
 """How many processes run tasks if there is one cluster. Copying checkpoints may keep one of them busy for long, and the
 other then runs all other tasks. `programs` adds more."""
@@ -348,7 +350,7 @@ def require_free_ports() -> None:
         if int(web_port) == settings.SANDBOX_PORT:
             raise UpError(
                 f"SANDBOX_PORT is {web_port}, the port of the console itself. Choose another port, for example: "
-                f"SANDBOX_PORT={int(web_port) + 1} make up"
+                f"SANDBOX_PORT={neighbouring_port(int(web_port))} make up"
             )
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
@@ -358,7 +360,8 @@ def require_free_ports() -> None:
             try:
                 test_socket.bind((host, port))
             except OSError as error:
-                example = f"http://127.0.0.1:{port + 100}" if variable == "TRAINYARD_URL" else str(port + 100)
+                free_port = neighbouring_port(port, 100)
+                example = f"http://127.0.0.1:{free_port}" if variable == "TRAINYARD_URL" else str(free_port)
                 raise UpError(
                     f"Port {port} of {host} can't be used ({error.strerror}). Stop the program that uses it, or "
                     f"choose another port with {variable}, for example: {variable}={example} make up"

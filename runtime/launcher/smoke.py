@@ -39,10 +39,12 @@ Result = TypeVar("Result")
 class Collectives(NamedTuple):
     """A framework's collectives.
 
-    `all_reduce` sums each number of a list over all ranks and returns the first sum; no check needs more.
+    `tensor` makes a tensor of a list of numbers. `all_reduce` sums each number of a tensor over all ranks, and returns
+    the first sum; no check needs more. It may change the tensor.
     """
 
-    all_reduce: Callable[[List[float]], float]
+    tensor: Callable[[List[float]], Any]
+    all_reduce: Callable[[Any], float]
     barrier: Callable[[], None]
 
 
@@ -122,8 +124,7 @@ def check_python() -> Dict[str, Any]:
 
 def check_folder(folder: str) -> Dict[str, Any]:
     """Check that a file can be written, read and removed in a folder, and report its free space."""
-    # All ranks test the same folder at the same time, so each has its own file.
-    path = os.path.join(folder, ".trainyard-check-{}".format(os.environ.get("RANK", "0")))
+    path = _own_path(folder)
     with open(path, "w") as file:
         file.write("checked")
     try:
@@ -133,6 +134,11 @@ def check_folder(folder: str) -> Dict[str, Any]:
     finally:
         os.unlink(path)
     return {"path": folder, "free_bytes": shutil.disk_usage(folder).free}
+
+
+def _own_path(folder: str) -> str:
+    """Return the path of this rank's test file. All ranks test the same folder at the same time."""
+    return os.path.join(folder, ".trainyard-check-{}".format(os.environ.get("RANK", "0")))
 
 
 def check_dataset(dataset: str) -> Dict[str, Any]:
@@ -151,7 +157,7 @@ def check_dataset(dataset: str) -> Dict[str, Any]:
         raise CheckFailed("the folder has no file, or does not exist")
     with open(first_path, "rb") as file:
         file.read(65536)  # listing a dataset does not show that its files can be read
-    new_path = os.path.join(dataset, ".trainyard-check")
+    new_path = _own_path(dataset)
     try:
         with open(new_path, "w"):
             pass
@@ -186,13 +192,12 @@ def _load_pytorch() -> Framework:
             torch.cuda.set_device(gpu)
         dist.init_process_group(os.environ["BACKEND"])
 
-        def all_reduce(values: List[float]) -> float:
-            tensor = torch.tensor(values, device=device)
+        def all_reduce(tensor: Any) -> float:
             dist.all_reduce(tensor)
             # `item` also waits for the GPU, so the caller times the whole collective.
             return float(tensor[0].item())
 
-        return Collectives(all_reduce, dist.barrier)
+        return Collectives(functools.partial(torch.tensor, device=device), all_reduce, dist.barrier)
 
     return Framework({"framework": "torch", "version": torch.__version__, "device": device_name}, connect)
 
@@ -208,12 +213,11 @@ def _load_horovod() -> Framework:
     def connect() -> Collectives:
         hvd.init()
 
-        def all_reduce(values: List[float]) -> float:
+        def all_reduce(values: Any) -> float:
             # Horovod matches the ranks' tensors by name, so each length gets a name of its own.
-            sums = hvd.allreduce(tensor(values), op=hvd.Sum, name="check-{}".format(len(values)))
-            return float(sums[0])
+            return float(hvd.allreduce(values, op=hvd.Sum, name="check-{}".format(len(values)))[0])
 
-        return Collectives(all_reduce, functools.partial(_barrier_by_all_reduce, all_reduce))
+        return Collectives(tensor, all_reduce, lambda: _barrier_by_all_reduce(tensor, all_reduce))
 
     return Framework({"framework": "horovod", "version": version, "device": "cpu"}, connect)
 
@@ -231,33 +235,34 @@ def _load_tensorflow() -> Framework:
             per_rank = strategy.run(lambda tensor: tensor, (values,))
             return strategy.reduce(tf.distribute.ReduceOp.SUM, per_rank, axis=None)
 
-        def all_reduce(values: List[float]) -> float:
-            return float(sum_over_ranks(tf.constant(values))[0])
+        def all_reduce(values: Any) -> float:
+            return float(sum_over_ranks(values)[0])
 
-        return Collectives(all_reduce, functools.partial(_barrier_by_all_reduce, all_reduce))
+        return Collectives(tf.constant, all_reduce, lambda: _barrier_by_all_reduce(tf.constant, all_reduce))
 
     gpus = tf.config.list_physical_devices("GPU")
     device_name = gpus[0].name if gpus else "cpu"
     return Framework({"framework": "tensorflow", "version": tf.__version__, "device": device_name}, connect)
 
 
-def _barrier_by_all_reduce(all_reduce: Callable[[List[float]], float]) -> None:
+def _barrier_by_all_reduce(tensor: Callable[[List[float]], Any], all_reduce: Callable[[Any], float]) -> None:
     """Wait for all ranks. A sum over all ranks serves as a barrier, since it is complete only once every rank joins."""
-    all_reduce([0.0])
+    all_reduce(tensor([0.0]))
 
 
 def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Dict[str, Any]:
     """Check that a sum over all ranks is right; report the shortest time for 4 MiB."""
     # Every rank adds its number plus one: 1 + 2 + ... + world_size.
     expected_sum = world_size * (world_size + 1) / 2
-    total = collectives.all_reduce([rank + 1.0])
+    total = collectives.all_reduce(collectives.tensor([rank + 1.0]))
     if total != expected_sum:
         raise CheckFailed(f"the ranks' numbers add up to {total}, not to {expected_sum}")
     values = [1.0] * ALL_REDUCE_ELEMENTS
     shortest_seconds = float("inf")
     for _repetition in range(ALL_REDUCE_REPETITIONS):
+        tensor = collectives.tensor(values)  # not timed: this takes many times as long as the sum
         started_at = time.monotonic()
-        if collectives.all_reduce(values) != world_size:
+        if collectives.all_reduce(tensor) != world_size:
             raise CheckFailed("a large sum came out wrong")
         shortest_seconds = min(shortest_seconds, time.monotonic() - started_at)
     return {"ranks": world_size, "milliseconds": round(shortest_seconds * 1000, 2)}
@@ -266,7 +271,7 @@ def check_all_reduce(collectives: Collectives, rank: int, world_size: int) -> Di
 def check_broadcast(collectives: Collectives, rank: int) -> Dict[str, Any]:
     """Check that a value of rank 0 reaches every rank, by a sum to which the other ranks add 0."""
     # Any number except 0: without rank 0's value, the sum would be 0.
-    received_number = collectives.all_reduce([42.0 if rank == 0 else 0.0])
+    received_number = collectives.all_reduce(collectives.tensor([42.0 if rank == 0 else 0.0]))
     if received_number != 42.0:
         raise CheckFailed(f"rank 0 sent 42, and {received_number} arrived")
     return {}

@@ -93,8 +93,9 @@ def collect_result(layer: Layer, backend: Backend) -> tuple[InstallResult, str] 
     the layer complete, or the installation starts again. Raises BackendUnavailable.
     """
     if layer.is_complete:
+        log = log_of(layer)  # before its file is deleted with the run
         backend.delete(_run_name(layer))
-        return InstallResult(size_bytes=layers.size_of(layer.packages)), log_of(layer)
+        return InstallResult(size_bytes=layers.size_of(layer.packages)), log
     try:
         status = backend.describe(_run_name(layer))
     except RunNotFound:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from console.environment import Environment
+from console.environment import Environment, neighbouring_port
 from console.observability.logs import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -92,6 +92,10 @@ def test_valid_values_are_read():
         assert environment(X=f"{scheme}://user:a%2Fb@db/name").database("X", "")["PASSWORD"] == "a/b"
     assert env.redis_address("REDIS", "") == "rediss://:pass@cache:6380/0"
     assert env.choice("LEVEL", "INFO", LEVELS) == "WARN"
+
+
+def test_a_console_on_the_highest_port_gets_a_sandbox_below_it():
+    assert [neighbouring_port(port) for port in (8000, 65534, 65535)] == [8001, 65535, 65534]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jobs.clusters import cluster, stored_names
 from jobs.models import Attempt, ClusterStatus, Job
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.local.backend import LocalBackend
+from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome, Resources, RunPhase
 from tests.caching import clear_cache
@@ -66,6 +67,18 @@ def test_a_job_runs_on_the_cluster_of_its_node_spec_and_waits_for_its_capacity(c
     assert "is using 2 of its 2" in waiting(customer, third)
 
 
+def test_slurm_assigns_whole_cores_also_to_a_node_spec_with_a_part_of_one(customer, backends, settings):
+    """Such as the starter node spec, or one whose cluster became Slurm. With more nodes Slurm would start no run."""
+    settings.TRAINYARD_CLUSTERS = {"east": None, "west": SlurmConfig.from_data("west", {})}
+    NodeSpec.objects.update(cpus="1.5")
+    backends["west"].total = backends["east"].total = Resources(9.0, 65536)
+    for spec, most in (("small", 6), ("medium", 4)):
+        with pytest.raises(InvalidInput) as refused:
+            customer.quote(node_spec=spec, nodes=most + 1)
+        assert f"at most {most}" in str(refused.value.fields["nodes"])
+        customer.quote(node_spec=spec, nodes=most)
+
+
 def test_an_unavailable_cluster_delays_only_its_own_jobs_and_loses_none(customer, backends):
     running = customer.job(node_spec="medium", nodes=1)
     dispatch.dispatch_queue()
@@ -109,6 +122,26 @@ def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, backends
         reconciliation.reconcile()
     assert backends["west"].names() == [f"job-{far.pk}-1"]
     assert "Nothing is charged yet." in waiting(customer, far)
+
+
+def test_a_run_that_its_cluster_does_not_accept_says_so_and_why_is_logged_once(customer, backends, caplog):
+    """Such as this machine without bubblewrap: its backend answers every other call, and has no circuit breaker."""
+    job, submit = customer.job(nodes=1), backends["east"].submit
+
+    def refuse(_spec):
+        raise BackendUnavailable("no bubblewrap")
+
+    backends["east"].submit = refuse
+    for _pass in range(2):
+        dispatch.dispatch_queue()
+    assert "did not accept the run" in waiting(customer, job)
+    assert [record.getMessage() for record in caplog.records if "bubblewrap" in record.getMessage()] == [
+        f"The cluster east did not accept job-{job.pk}-1, and is asked again: no bubblewrap"
+    ]
+    backends["east"].submit = submit
+    for _ in range(2):
+        reconciliation.reconcile()
+    assert "The nodes are starting." in waiting(customer, job)
 
 
 def test_a_cancel_takes_effect_at_the_first_reconciliation_after_the_cluster_answers(customer, backends, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 
 import pytest
 import yaml
@@ -42,6 +43,27 @@ def test_the_secrets_of_the_demo_are_written_for_their_owner_alone(tmp_path):
     demo._write_private(path, {"a": 1})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_an_interrupted_purchase_of_the_demo_fails_and_says_what_goes_on(monkeypatch, settings, tmp_path):
+    started, popen, answers = [], subprocess.Popen, iter([False, True])
+
+    def start(_command, **options):
+        started.append(popen(["sleep", "60"], **options))
+        return started[0]
+
+    def interrupt(*_arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    settings.VAR_DIR = tmp_path
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(demo, "_is_ready", lambda: next(answers))
+    monkeypatch.setattr(demo, "_accounts", lambda: {"customer": {"token": "t"}})
+    monkeypatch.setattr(demo, "_buy_and_show", interrupt)
+    with pytest.raises(CommandError, match="A run that has started continues") as error:
+        call_command("demo", "--once")
+    assert error.value.returncode == demo.INTERRUPTED
+    assert [server.returncode for server in started] == [-signal.SIGTERM]  # nothing of the console is left
 
 
 def run_command(*arguments):

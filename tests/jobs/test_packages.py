@@ -12,6 +12,7 @@ from jobs.models import Job, PackageLayer
 from jobs.run_specs import run_spec
 from jobs.states import EndReason, JobState
 from runtime.backends.kubernetes.config import ClusterConfig
+from runtime.errors import BackendUnavailable
 from runtime.packages import builder, layers
 from runtime.packages.builder import InstallResult
 from runtime.packages.layers import Layer
@@ -213,7 +214,10 @@ def cluster_config(root, **changes):
     return ClusterConfig.from_data("default", data | changes)
 
 
-def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend, settings, tmp_path):
+def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend, settings, tmp_path, monkeypatch):
+    def refuse(_name):
+        raise BackendUnavailable
+
     index = {"url": "https://pypi.example.com/simple", "networks": ["10.20.0.5/32"]}
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
     backend.root = tmp_path / "runs/.clusters/default"  # where the console expects the runs of a remote cluster
@@ -241,6 +245,9 @@ def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend,
     assert packages.log_of(layer) == " + einops==1\n"
     backend.start(name)
     backend.end(name, Outcome.COMPLETED)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "delete", refuse)  # the packages are in their place, and the next call finishes
+        assert packages.advance() == set()
     assert packages.advance() == {"default"}
     assert backend.runs == {}
     layer.refresh_from_db()

@@ -12,7 +12,8 @@ from console.core.errors import InvalidInput
 from storage import catalog, git_import, secret_store, selectors, tasks, workspace_imports
 from storage.errors import GitFailed, NameTaken, TooLarge, UnsafePath
 from storage.git_import import fetch, git_fill
-from storage.models import WorkspaceImport
+from storage.models import Allocation, WorkspaceImport
+from storage.quota import Reservation
 from storage.trees import Usage
 from storage.workspace_sources import start_workspace
 from tests.crashes import crash_at
@@ -235,6 +236,7 @@ def test_a_worker_may_die_before_any_statement_of_an_import(member, monkeypatch)
     assert (selectors.workspace_folder(created[0]) / "train.py").exists()
     workspace_imports.import_workspace(row.pk)
     assert selectors.workspaces_for(member.organization).count() == 1
+    assert not Allocation.objects.exists()  # each attempt took over what the one before had reserved
 
 
 @pytest.mark.usefixtures("resolve")
@@ -248,7 +250,9 @@ def test_an_import_that_lost_its_worker_is_repeated_until_it_was_tried_three_tim
     WorkspaceImport.objects.update(updated_at=timezone.now() - workspace_imports.STALE_AFTER, attempts=3)
     tasks.resume_imports()
     assert sent == [(row.pk,)]
+    Reservation(member.organization, label="", key=row.allocation_key).count(entries=1)  # left by the last worker
     workspace_imports.import_workspace(row.pk)
+    assert not Allocation.objects.exists()
     row.refresh_from_db()
     assert row.state == "failed"
     assert row.error.startswith("导入中断次数过多")  # in the member's language

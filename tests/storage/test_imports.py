@@ -13,7 +13,7 @@ from console.accounts.models import Quota
 from console.core import connections
 from console.core.errors import InvalidInput
 from storage import dataset_files, garbage_collection, import_progress, imports, selectors
-from storage.models import DatasetImport
+from storage.models import Allocation, DatasetImport
 from tests.factories.storage import DatasetFactory
 from tests.http_server import serving
 from tests.kubernetes.certificates import Certificates
@@ -155,14 +155,18 @@ def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, data
     row = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
     imports._path_of(row).write_bytes(CONTENT[:1000])
     DatasetImport.objects.update(validator='"1"', size_bytes=len(CONTENT))
+    killed = imports.Reservation(dataset.organization, label="digits", key=row.allocation_key)
+    killed.count(size_bytes=killed.left_bytes())
     imports.run_import(row)
     assert server.requests == [("/f", "bytes=1000-", '"1"')]
     row.refresh_from_db()
+    assert row.error == ""
     assert content_of(row.version, "f") == CONTENT
     imports.run_import(row)
     DatasetImport.objects.update(ended_at=None)  # as if the process had died after it published
     imports.run_import(row)
     assert (dataset.versions.count(), len(server.requests)) == (1, 1)
+    assert not Allocation.objects.exists()
 
 
 def test_one_import_is_carried_out_at_a_time_and_starts_the_next(server, dataset, monkeypatch):

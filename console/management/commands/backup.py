@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from console.backup import archive
 from console.backup.database import DatabaseToolFailed
@@ -26,7 +27,7 @@ class Command(BaseCommand):
         """Make the backup, and print its size and the entries that were left out."""
         try:
             manifest = archive.create(destination, report=self.stdout.write)
-        except (archive.BackupRefused, DatabaseToolFailed, ServiceError, OSError) as error:
+        except (archive.BackupRefused, DatabaseToolFailed, DatabaseError, ServiceError, OSError) as error:
             raise CommandError(str(error)) from error
         for name, part in manifest["parts"].items():
             for path in part.get("left_out", ()):

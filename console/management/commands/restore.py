@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from console.backup import archive
 from console.backup.database import DatabaseToolFailed
@@ -29,7 +30,14 @@ class Command(BaseCommand):
         try:
             report = self.stdout.write
             manifest = archive.verify(source) if verify else archive.restore(source, force=force, report=report)
-        except (archive.BackupRefused, archive.RestoreBroken, DatabaseToolFailed, ServiceError, OSError) as error:
+        except (
+            archive.BackupRefused,
+            archive.RestoreBroken,
+            DatabaseToolFailed,
+            DatabaseError,
+            ServiceError,
+            OSError,
+        ) as error:
             raise CommandError(str(error)) from error
         result = "is complete and undamaged" if verify else "is restored, and the books balance"
         self.stdout.write(f"The backup of {manifest['made_at']} (Trainyard {manifest['version']}) {result}.")

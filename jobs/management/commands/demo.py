@@ -27,6 +27,8 @@ READY_SECONDS = 120
 """How long the console may take to start: a first start creates the database."""
 LABEL = "demo"
 """Name of the API token that the demo creates, and replaces when it runs again."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C before the demo's end, as shells report it: 128 and the number of SIGINT."""
 EXAMPLES: Path = settings.BASE_DIR / "examples"
 
 
@@ -40,15 +42,22 @@ class Command(BaseCommand):
         parser.add_argument("--once", action="store_true", help="stop everything at the end")
 
     def handle(self, *_args: Any, once: bool, **_options: Any) -> None:
-        """Run the demo. Raises CommandError (exit status 1) with the reason if it fails."""
+        """Run the demo. Raises CommandError with the reason if it fails (exit status 1) or is interrupted."""
         console = Console()
         with _serving(console) as server:
-            accounts = _accounts()
-            _write_private(settings.VAR_DIR / "demo.json", accounts)
             try:
+                accounts = _accounts()
+                _write_private(settings.VAR_DIR / "demo.json", accounts)
                 _buy_and_show(Customer(settings.TRAINYARD_URL, accounts["customer"]["token"], console), console)
             except (DemoFailed, httpx.HTTPError) as error:
                 raise CommandError(f"The demo failed: {error}") from error
+            except KeyboardInterrupt:
+                raise CommandError(
+                    "The demo was interrupted. A run that has started continues to its end, and is charged. "
+                    f"To stop it, start the console (make up) and cancel the job at {settings.TRAINYARD_URL}. "
+                    f"The accounts are in {settings.VAR_DIR / 'demo.json'}.",
+                    returncode=INTERRUPTED,
+                ) from None
             if once:
                 return
             console.print(
@@ -105,7 +114,7 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     except KeyboardInterrupt:
         console.print("Stopping.")
         if not is_ready:
-            raise CommandError("Interrupted before the console was ready.") from None
+            raise CommandError("Interrupted before the console was ready.", returncode=INTERRUPTED) from None
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()

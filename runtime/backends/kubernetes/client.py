@@ -19,6 +19,7 @@ from typing import Any
 import kubernetes.client
 import kubernetes.config
 import urllib3
+import yaml
 
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable
@@ -56,6 +57,17 @@ _PAGE_SIZE = 500
 """Objects per page of a list, which is kubectl's default too. Larger pages need more of the server's memory at once."""
 _CHUNK_BYTES = 1 << 16
 """Bytes of a streamed response that are read at a time, since logs can be far longer."""
+_BROKEN_CONFIGURATION = (
+    kubernetes.config.ConfigException,
+    OSError,
+    # What the kubernetes package raises for a kubeconfig of another form, or that is only partly written.
+    yaml.YAMLError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+)
+"""Errors while credentials are read from files."""
 _DOWN_SECONDS = 3.0
 """After a request has failed with all its retries, all requests fail immediately for this long. Otherwise every caller
 would wait for a server that is down. 3 s are about as long as one failing request takes, so that the server's return is
@@ -262,7 +274,7 @@ class ApiClient:
         configuration = client.configuration
         context = None
         try:
-            headers = _credentials(configuration)
+            headers = self._credentials(configuration)
             if configuration.host.startswith("https:"):
                 context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
                 context.check_hostname = bool(configuration.verify_ssl and configuration.assert_hostname is not False)
@@ -344,7 +356,7 @@ class ApiClient:
         headers = {
             "Accept": "application/json, */*",
             "User-Agent": FIELD_MANAGER,
-            **_credentials(client.configuration),
+            **self._credentials(client.configuration),
         }
         if request.body is not None:
             headers["Content-Type"] = request.content_type
@@ -377,26 +389,35 @@ class ApiClient:
                         context=self._config.context or None,
                         client_configuration=configuration,
                     )
-            except (kubernetes.config.ConfigException, OSError) as error:
-                raise BackendUnavailable(
-                    f"The cluster '{self._config.name}' cannot be reached: {error}. Check its 'kubeconfig', 'context' "
-                    "or 'in_cluster'."
-                ) from error
+            except _BROKEN_CONFIGURATION as error:
+                raise self._misconfigured(error) from error
             self._client = kubernetes.client.ApiClient(configuration)
             self._client_pid = os.getpid()
         return self._client
+
+    def _credentials(self, configuration: Any) -> dict[str, str]:
+        """Return the credential headers of a kubernetes.client.Configuration, which renews expired credentials.
+
+        Raises BackendUnavailable.
+        """
+        try:
+            settings = configuration.auth_settings().values()
+        except _BROKEN_CONFIGURATION as error:
+            raise self._misconfigured(error) from error
+        return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
+
+    def _misconfigured(self, error: Exception) -> BackendUnavailable:
+        """Return the error for credentials that cannot be read."""
+        return BackendUnavailable(
+            f"The cluster '{self._config.name}' cannot be reached: {error}. Check its 'kubeconfig', 'context' or "
+            "'in_cluster'."
+        )
 
     def _unavailable(self, error: Exception) -> BackendUnavailable:
         """Return the error for a request without an answer. `error` says why there is none."""
         # 300 characters are enough: urllib3 nests its errors, and people read the message on one or two lines.
         reason = f"{type(error).__name__}: {getattr(error, 'reason', None) or error}"[:300]
         return BackendUnavailable(f"The cluster '{self._config.name}' did not answer: {reason}.")
-
-
-def _credentials(configuration: Any) -> dict[str, str]:
-    """Return the credential headers of a kubernetes.client.Configuration, which renews expired credentials."""
-    settings = configuration.auth_settings().values()
-    return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
 
 
 def _api_error(response: urllib3.BaseHTTPResponse) -> ApiError:

@@ -7,6 +7,7 @@ that version has expired or a request failed, it lists again. Differences betwee
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import random
 import threading
@@ -19,6 +20,8 @@ from runtime.backends.kubernetes.names import LIVE_RUN_SELECTOR, RUN_LABEL, RUN_
 from runtime.backends.kubernetes.objects import TERMINAL_PHASES, object_labels, pod_phase
 from runtime.backends.kubernetes.state import SpecSummary
 from runtime.errors import BackendUnavailable
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 """How long `wait_for_changes` waits: half a second, since `Backend.changes` promises a heartbeat every second."""
@@ -121,7 +124,7 @@ class Watcher:
     def _follow(self, kind: str, path: str) -> None:
         """Report the changes of one collection until `close`. Runs on a thread of its own."""
         query = _QUERIES[kind]
-        version, retry_seconds = "", _MIN_RETRY_SECONDS
+        version, retry_seconds, logged_error = "", _MIN_RETRY_SECONDS, ""
         versions: dict[str, str] = {}  # the resourceVersion of each object, by UID
         while not self._closed.is_set():
             try:
@@ -134,8 +137,13 @@ class Watcher:
                     retry_seconds = _MIN_RETRY_SECONDS
                     if event["type"] != "BOOKMARK":
                         self._process(kind, event["type"], event["object"], versions)
-            except (ResourceVersionExpired, BackendUnavailable, ApiError):
+            except (ResourceVersionExpired, BackendUnavailable):  # the console reports a cluster that does not answer
                 version = ""
+            except ApiError as error:
+                version = ""
+                if str(error) != logged_error:
+                    logged_error = str(error)
+                    logger.warning("%s cannot be watched (%s), so changes of runs are noticed later.", path, error)
             # Also after a watch that has ended without an error: a proxy may close each one at once.
             self._closed.wait(retry_seconds * random.uniform(0.5, 1.5))  # noqa: S311 - spreads the consoles' requests
             retry_seconds = min(retry_seconds * 2, _MAX_RETRY_SECONDS)

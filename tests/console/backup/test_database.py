@@ -1,9 +1,10 @@
 """What a restore does with the tools of PostgreSQL, and whom it finds connected to the database."""
 
 import pytest
-from django.db import connection
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection
 
-from console.backup import database
+from console.backup import archive, database
 
 MANY_ERRORS = 200_000
 """Bytes of error output: more than a pipe holds, 64 KiB."""
@@ -23,6 +24,27 @@ def test_a_restore_does_not_wait_for_a_tool_with_many_errors(tmp_path, monkeypat
     monkeypatch.setattr(database, "server_version", lambda: 18)  # else it asks the database, which this test lacks
     with pytest.raises(database.DatabaseToolFailed, match="no such table"):
         database.replace(tmp_path / "dump")
+
+
+@pytest.mark.parametrize(("status", "version"), [(127, ""), (0, "Usage")])
+def test_a_tool_that_does_not_start_is_named_with_its_last_words(tmp_path, monkeypatch, status, version):
+    (tmp_path / "pg_dump").write_text(f"#!/bin/sh\necho {version}; echo 'libpq.so.5: not found' >&2; exit {status}\n")
+    (tmp_path / "pg_dump").chmod(0o755)
+    monkeypatch.setattr(database, "find_spec", lambda _name: None)  # the embedded PostgreSQL's tools
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(database, "server_version", lambda: 18)
+    with pytest.raises(database.DatabaseToolFailed, match=rf"{tmp_path}/pg_dump failed:\nlibpq.so.5: not found"):
+        database.dump(tmp_path / "dump")
+
+
+def test_a_database_that_does_not_answer_is_no_traceback(tmp_path, monkeypatch):
+    def refuse():
+        raise OperationalError("Connection refused")
+
+    monkeypatch.setattr(archive, "_running_database", refuse)
+    with pytest.raises(CommandError, match="Connection refused"):
+        call_command("backup", str(tmp_path / "backup"))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.django_db

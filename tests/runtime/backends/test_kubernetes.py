@@ -40,9 +40,13 @@ def test_an_image_that_cannot_use_gpus_is_refused_on_gpu_nodes(tmp_path):
     backend.check_image(Image(reference="r.example.com/own:1"), gpus=1)
 
 
-def test_missing_credentials_name_the_setting(tmp_path):
-    config = config_of(tmp_path, kubeconfig="/no/such/file")
-    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+@pytest.mark.parametrize("content", [None, b"", b"clusters: [", b"- a", b"text", b"\xff"])
+def test_missing_and_damaged_credentials_name_the_setting(tmp_path, content):
+    path = tmp_path / "kubeconfig"
+    if content is not None:
+        path.write_bytes(content)
+    config = config_of(tmp_path, kubeconfig=str(path))
+    with pytest.raises(BackendUnavailable, match="The cluster 'east' cannot be reached"):
         KubernetesBackend(config=config, root=tmp_path).names()
     (line,) = check(config, tmp_path)
     assert not line.ok

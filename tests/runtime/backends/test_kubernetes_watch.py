@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.backends.kubernetes import names
-from runtime.backends.kubernetes.client import ResourceVersionExpired
+from runtime.backends.kubernetes.client import ApiError, ResourceVersionExpired
 from runtime.backends.kubernetes.watch import LISTED, RunningRuns, Watcher
 
 NAME = "job-1-1"
@@ -46,14 +46,14 @@ def test_a_run_may_write_output_while_its_job_is_live_and_one_of_its_pods_runs()
         runs.observe(kept, LISTED, {"items": []})
 
 
-@pytest.mark.parametrize("has_expired", [False, True])
-def test_the_pause_grows_while_watches_end_at_once(monkeypatch, has_expired):
+@pytest.mark.parametrize("error", [None, ResourceVersionExpired(), ApiError(403, "Forbidden", "cannot watch")])
+def test_the_pause_grows_while_watches_end_at_once(monkeypatch, caplog, error):
     pauses, watches = [], iter(range(3))
 
     def watch(*_arguments, **_query):
         next(watches)  # the fourth call fails the test
-        if has_expired:
-            raise ResourceVersionExpired
+        if error is not None:
+            raise error
         yield from ()
 
     monkeypatch.setattr(random, "uniform", lambda *_bounds: 1.0)
@@ -64,3 +64,7 @@ def test_the_pause_grows_while_watches_end_at_once(monkeypatch, has_expired):
     watcher._closed = SimpleNamespace(is_set=lambda: len(pauses) == 3, wait=pauses.append)
     watcher._follow("jobs", "/jobs")
     assert pauses == [0.2, 0.4, 0.8]
+    # A refusal is logged once, not at each attempt.
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == (
+        ["/jobs cannot be watched"] if isinstance(error, ApiError) else []
+    )

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from runtime import pids
+from runtime.backends import launch_plan
 from runtime.backends.supervision.rank_fork import connect
+from runtime.specs import Outcome
 from tests.console.processes import children, wait_for
 from tests.runtime.backends import hostile
 from tests.runtime.conftest import MAY_IMPORT_ANYTHING
@@ -134,6 +136,17 @@ def test_another_version_of_the_code_replaces_the_daemon(warm_harness, monkeypat
     wait_for(lambda: hostile.is_warm(warm_harness) and daemon_pid(warm_harness) != before, 30)
     warm_harness.run(SHOW_PROGRAM, name="job-2-1")
     assert warm_harness.log(name="job-2-1") == "forkserver.py\n"
+
+
+def test_a_start_that_fails_tells_why_in_the_log_of_the_run(harness, monkeypatch):
+    hostile.warm(harness)
+    monkeypatch.setattr(launch_plan, "ports_needed", lambda _spec: {"worker_ports": None, "spare_ports": 0})
+    for name, warm_seconds in (("job-8-1", 600), ("job-9-1", 0)):
+        harness.backend = harness.new_backend(warm_seconds=warm_seconds)
+        assert harness.run(SHOW_PROGRAM, name=name).outcome is Outcome.NODE_LOST
+        log = (harness.folder / "runs" / name / "logs" / "supervisor-0.log").read_text()
+        assert "Traceback" in log, name
+        assert "TypeError" in log, name
 
 
 def test_an_idle_daemon_ends(harness):

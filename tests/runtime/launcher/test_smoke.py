@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 
 import pytest
 
@@ -35,7 +36,7 @@ def findings(folder):
 
 def single_rank_framework(all_reduce=None):
     """Return a framework for a run of one rank, where a sum over all ranks is the rank's own value."""
-    collectives = smoke.Collectives(all_reduce or (lambda values: values[0]), barrier=lambda: None)
+    collectives = smoke.Collectives(tuple, all_reduce or (lambda values: values[0]), barrier=lambda: None)
     return smoke.Framework({"framework": "fake", "version": "1", "device": "cpu"}, lambda: collectives)
 
 
@@ -70,9 +71,19 @@ def test_a_dataset_is_counted_and_must_be_read_only(run_folders, monkeypatch):
     for empty in (run_folders / "absent", run_folders / "WORKSPACE"):
         with pytest.raises(smoke.CheckFailed, match="no file"):
             smoke.check_dataset(str(empty))
+    real_unlink = os.unlink
+
+    def unlink_after_another_rank(path):
+        monkeypatch.setattr(os, "unlink", real_unlink)
+        monkeypatch.setenv("RANK", "1")
+        with pytest.raises(smoke.CheckFailed, match="can be written"):
+            smoke.check_dataset(str(run_folders / "digits"))
+        real_unlink(path)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_another_rank)
     with pytest.raises(smoke.CheckFailed, match="can be written"):
         smoke.check_dataset(str(run_folders / "digits"))
-    assert not (run_folders / "digits" / ".trainyard-check").exists()
+    assert not list((run_folders / "digits").glob(".*"))
     real_open = open
 
     def open_read_only(path, mode="r", **options):

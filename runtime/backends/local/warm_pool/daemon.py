@@ -199,7 +199,7 @@ class Daemon:
             if start is not None and starter.is_submitted(start):
                 starter.supervise(start)
         except BaseException as error:  # this process must never return into the daemon's loop
-            sys.stderr.write(f"a submission was not started: {error!r}\n")
+            sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(0)
 

@@ -41,6 +41,7 @@ def is_submitted(request: StartRequest) -> bool:
 def supervise(request: StartRequest) -> None:
     """Prepare the nodes' network and ports, and supervise each node in a process and session of its own."""
     plans = request["nodes"]
+    _write_output_to_log(plans[0])  # also what fails before the supervisors start
     # Why the run shares the machine's network; "" if it has its own.
     sharing_reason = network.enter() if request["network"] == "private" else "The setting asks for the host's network."
     if sharing_reason:
@@ -92,8 +93,14 @@ def _supervise_node(plan: SupervisorPlan, locks: list[int]) -> None:
             os.set_inheritable(lock, False)  # the node's processes must not hold it after the supervisor has died
         else:
             os.close(lock)
-    log = os.open(f"{plan['folder']}/logs/supervisor-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    _write_output_to_log(plan)
+    Supervisor(plan).run()
+
+
+def _write_output_to_log(plan: SupervisorPlan) -> None:
+    """Let this process write its output and errors to the log of the node's supervisor."""
+    path = f"{plan['folder']}/logs/supervisor-{plan['node']}.log"
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    Supervisor(plan).run()
