@@ -117,7 +117,8 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
     if job.state == JobState.QUEUED:
         _finish(job, EndReason.CANCELLED, actor=actor, cancel_requested_at=now)
     else:
-        transition(job=job, to=JobState.STOPPING, actor=actor, cancel_requested_at=now)
+        data = {"has_started": job.started_at is not None}
+        transition(job=job, to=JobState.STOPPING, actor=actor, data=data, cancel_requested_at=now)
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:

@@ -40,7 +40,7 @@ END_SENTENCES = {
         "of progress, and for the processor time used after that. The rest of the time it hung is free."
     ),
     EndReason.CANCELLED: gettext_lazy(
-        "The run was cancelled. If it used any time, you pay for that time, at least the minimum charge."
+        "The run was cancelled. You pay for the time it used, at least the minimum charge."
     ),
     EndReason.TIME_LIMIT: gettext_lazy(
         "Stopped at its time limit to stay under the price ceiling. You pay for the time used, at least "
@@ -592,9 +592,7 @@ def event_sentence(
         "installing": _("The packages of %(path)s are installed first.") % {"path": data.get("path", "")},
         "starting": _("Capacity is allocated. The nodes are starting."),
         "running": _("Running on all nodes. Charging starts now."),
-        "stopping": _("JupyterLab is stopping.")
-        if is_notebook
-        else _("Cancelling. The code has a short time to write a checkpoint."),
+        "stopping": stopping_sentence(has_started=data.get("has_started", True), is_notebook=is_notebook),
         "runs_snapshot": _("The script %(path)s was changed after the order. The job runs a copy of the ordered one.")
         % {"path": data.get("path", "")},
         "stopped_by_operator": _("An administrator stopped this job: %(why)s") % {"why": data.get("why", "")},
@@ -604,6 +602,15 @@ def event_sentence(
         % {"why": data.get("why", "")},
     }
     return sentences.get(kind, kind)
+
+
+def stopping_sentence(*, has_started: bool, is_notebook: bool) -> str:
+    """Return what happens to a run that is being cancelled. `has_started`: its code runs."""
+    if is_notebook:
+        return _("JupyterLab is stopping.")
+    if not has_started:
+        return _("Cancelling. The run has not started.")
+    return _("Cancelling. Your code has a short time to write a checkpoint.")
 
 
 def join_sentences(*sentences: str) -> str:

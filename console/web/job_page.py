@@ -44,6 +44,7 @@ from jobs import (
 )
 from jobs.diagnosis import Fix
 from jobs.failures import Explanation
+from jobs.messages import stopping_sentence
 from jobs.models import Job, title_of_reason
 from jobs.states import JobState
 from runtime.errors import RuntimeFault
@@ -141,6 +142,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
         "may_extend": job.is_notebook and notebooks.is_extensible(job),
         "time_limit": _time_limit(job),
+        "stopping": stopping_sentence(has_started=job.started_at is not None, is_notebook=job.is_notebook),
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 

@@ -132,6 +132,27 @@ def test_an_elastic_run_shows_its_nodes_over_time(customer, owner_page):
     assert "data-outcome" in text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "cost"}))
 
 
+def test_a_cancel_says_what_it_costs_and_whether_code_can_write_a_checkpoint(customer, owner_page):
+    queued, starting, running, retried = customer.job(), customer.job(), customer.started().job, customer.started(
+        at=time.time() - 60, retries=1
+    )  # fmt: skip
+    start(starting)
+    retried = customer.end(retried, Outcome.CODE_FAILED)  # waits for its second attempt
+    checkpoint = "Your code has a short time to write a checkpoint."
+    for job, question, answer in (
+        (queued, "It has not started, so it is free.", "The run was cancelled. It was free."),
+        (starting, "It is free if it ends before it starts.", "Cancelling. The run has not started."),
+        (running, checkpoint, checkpoint),
+        (retried, "You pay for the time used so far", "The run was cancelled. You pay for the time it used"),
+    ):
+        before = page(owner_page, job)
+        after = text(owner_page.post(reverse("job_cancel", args=[job.pk]), follow=True))
+        assert question in before
+        assert answer in after
+        assert (checkpoint in before, checkpoint in after) == (job is running, job is running)
+        assert ("The job was cancelled." in after) == (job in {queued, retried})
+
+
 def test_a_tab_is_rendered_alone_in_its_page_and_in_a_refresh(customer, owner_page):
     job = customer.started().job
     for tab, words in (
