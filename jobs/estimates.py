@@ -16,7 +16,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import Case, F, OuterRef, QuerySet, When
+from django.db.models import F, OuterRef, QuerySet
 
 from billing.pricing import Estimate
 from jobs import free_runs, telemetry
@@ -217,12 +217,14 @@ def _completed_first_attempts(
     return (
         Attempt.objects.filter(number=1, reason=EndReason.COMPLETED, job__in=latest.values("pk"))
         .order_by("-job_id")
-        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
-        .annotate(
-            used_nodes=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
-            versions=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
-        )[:MAX_RUNS]
+        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans", "granted_nodes")
+        .annotate(versions=_version_ids("job"))[:MAX_RUNS]
     )
+
+
+def _version_ids(job: str) -> ArraySubquery:
+    """Return the ids of the dataset versions of the job whose id is in the column `job`."""
+    return ArraySubquery(JobDataset.objects.filter(job=OuterRef(job)).order_by().values("version"))
 
 
 # --- Estimates (pure) ------------------------------------------------------------------------------------------------
