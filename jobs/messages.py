@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from billing.amounts import money
 from console.accounts.zones import abbreviation
 from jobs.resource_usage import Efficiency, Straggler
-from jobs.states import EndReason, OnHang
+from jobs.states import PLATFORM_FAULTS, EndReason, OnHang
 from runtime.specs import FailureCode, WaitingCode
 
 MAX_PLACE_LENGTH = 200
@@ -46,15 +46,14 @@ END_SENTENCES = {
         "Stopped at its time limit to stay under the price ceiling. You pay for the time used, at least "
         "the minimum charge."
     ),
-    EndReason.NO_CAPACITY: gettext_lazy("The cluster did not have enough capacity for the run. The run is free."),
-    EndReason.NODE_LOST: gettext_lazy("The platform lost a node of the run. The run is free."),
-    EndReason.PLATFORM_ERROR: gettext_lazy("The platform failed to run this. The run is free."),
+    EndReason.NO_CAPACITY: gettext_lazy("The cluster did not have enough capacity for the run."),
+    EndReason.NODE_LOST: gettext_lazy("The platform lost a node of the run."),
+    EndReason.PLATFORM_ERROR: gettext_lazy("The platform failed to run this."),
     EndReason.PACKAGES_FAILED: gettext_lazy(
         "The packages of the requirements file could not be installed. The run did not start and is free."
     ),
 }
-"""Why a job ended, and who pays."""
-
+"""Why a job ended and, except for platform faults, who pays."""
 
 FREE_END_SENTENCES = {
     EndReason.CODE_FAILED: gettext_lazy("Your code ended with an error. This run was free."),
@@ -85,6 +84,11 @@ def end_sentence(
         if is_free:
             return _("The notebook was stopped. It was free.")
         return _("The notebook was stopped. You pay for the time it used, at least the minimum charge.")
+    if reason in PLATFORM_FAULTS:
+        paid = _(
+            "The last attempt is free. You pay for the time that earlier attempts used, at least the minimum charge."
+        )
+        return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else paid)
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
     # Only the Kubernetes backend sets `charged_whole`, for customers' images: their code could fake signs of progress.
@@ -206,7 +210,7 @@ WAITING_SENTENCES: dict[str, Any] = {
     ),
     WaitingCode.TOO_LARGE: gettext_lazy(
         "No machine in the cluster is large enough for a node of this run. The run starts when the "
-        "cluster grows. You can cancel it for free."
+        "cluster grows. You can cancel it at no further cost."
     ),
     WaitingCode.TAINT: gettext_lazy(
         "The machines that fit are reserved for other work or not ready. If this continues, give the "
@@ -432,8 +436,11 @@ class _WithEllipsis(dict[str, Any]):
         return "…"
 
 
-def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
-    """Return what a submitted run waits for, and what to do. `code` is a WaitingCode, `data` its values."""
+def starting_sentence(code: str, data: Mapping[str, Any], *, has_cost: bool = False) -> str:
+    """Return what a submitted run waits for, and what to do. `code` is a WaitingCode, `data` its values.
+
+    `has_cost`: earlier attempts of the job have a cost.
+    """
     if code in {WaitingCode.CPUS, WaitingCode.MEMORY, WaitingCode.GPUS}:
         reason = _free_machines_sentence(code, data)
     elif code == WaitingCode.STARTING:
@@ -442,7 +449,7 @@ def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
         reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
             data
         )
-    return join_sentences(reason, _("Nothing is charged yet."))
+    return join_sentences(reason, "" if has_cost else _("Nothing is charged yet."))
 
 
 def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
@@ -503,7 +510,9 @@ def _capacity_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: 
             if most
             else _("The cluster no longer has a machine that is large enough for a node of %(spec)s.")
         ) % {"nodes": nodes, "spec": spec, "most": most}
-        return join_sentences(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
+        return join_sentences(
+            reason, _("The run starts when the cluster grows again. You can cancel it at no further cost.")
+        )
     if "free" not in data:  # the cluster refused the run, and reported no number
         reason = ngettext(
             "Waiting for %(nodes)d free node of %(spec)s.", "Waiting for %(nodes)d free nodes of %(spec)s.", nodes

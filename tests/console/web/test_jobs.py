@@ -90,6 +90,20 @@ def test_a_starting_job_says_what_it_waits_for(customer, backend, owner_page):
     assert "Nothing is charged yet." in shown
 
 
+def test_a_platform_fault_after_a_paid_attempt_is_not_called_free(customer, owner_page):
+    attempt = customer.started(at=time.time() - 60, retries=1, retry_backoff_seconds=0)
+    job = customer.end(attempt, Outcome.CODE_FAILED)
+    for number in range(2, 5):
+        job = start(job) and job.attempts.get(number=number).job
+        assert "Nothing is charged yet." not in page(owner_page, job)
+        job = customer.end(job.attempts.get(number=number), Outcome.NODE_LOST)
+    shown = page(owner_page, job)
+    assert "You pay for the time that earlier attempts used" in shown
+    assert "you pay for the time used" in shown
+    assert not re.search("this run is free|The run is free", shown)
+    assert selectors.receipt(job).total_minor > 0
+
+
 def test_a_failed_attempt_shows_the_time_lost_since_its_checkpoint(customer, owner_page):
     started_at = time.time() - 2000
     attempt = customer.started(at=started_at, retries=1, retry_backoff_seconds=0)
