@@ -197,6 +197,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
                     job=job,
                     to=JobState.RUNNING,
                     attempt_number=attempt.number,
+                    data={"nodes": attempt.current_nodes, "of_nodes": job.nodes},
                     started_at=attempt.started_at,
                     waiting_code="",
                     waiting_data={},

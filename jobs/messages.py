@@ -557,7 +557,6 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
 
 FREE_EVENT_SENTENCES = {
     "ordered": gettext_lazy("Ordered. This run is free."),
-    "running": gettext_lazy("Running on all nodes."),
     "settled": gettext_lazy("Nothing was charged: this run is free."),
 }
 """For jobs that can cost nothing, these replace the sentences of events that mention a hold or a charge."""
@@ -600,7 +599,10 @@ def event_sentence(
         "queued": _("Back in the queue: another run took the capacity first."),
         "installing": _("The packages of %(path)s are installed first.") % {"path": data.get("path", "")},
         "starting": _("Capacity is allocated. The nodes are starting."),
-        "running": _("Running on all nodes. Charging starts now."),
+        "running": join_sentences(
+            running_sentence(data.get("nodes", 0), data.get("of_nodes", 0)),
+            "" if costs_nothing else _("Charging starts now."),
+        ),
         "stopping": stopping_sentence(has_started=data.get("has_started", True), is_notebook=is_notebook),
         "runs_snapshot": _("The script %(path)s was changed after the order. The job runs a copy of the ordered one.")
         % {"path": data.get("path", "")},
@@ -611,6 +613,13 @@ def event_sentence(
         % {"why": data.get("why", "")},
     }
     return sentences.get(kind, kind)
+
+
+def running_sentence(nodes: int, of_nodes: int) -> str:
+    """Return on how many of the ordered nodes a job runs; an elastic one may have fewer."""
+    if nodes < of_nodes:
+        return _("Running on %(nodes)d of %(of_nodes)d nodes.") % {"nodes": nodes, "of_nodes": of_nodes}
+    return _("Running on all nodes.")
 
 
 def stopping_sentence(*, has_started: bool, is_notebook: bool) -> str:

@@ -137,13 +137,24 @@ def test_the_stacks_of_a_hang_are_shown(customer, owner_page):
 def test_an_elastic_run_shows_its_nodes_over_time(customer, owner_page):
     started_at = time.time() - 1000
     attempt = customer.started(at=started_at, nodes=3, min_nodes=1)
+    assert "Running on all nodes." in page(owner_page, attempt.job)
     customer.backend.shrink(attempt.run_name, 2, at=started_at + 300)
+    reconciliation.reconcile()
+    assert "Running on 2 of 3 nodes." in page(owner_page, attempt.job)
     job = customer.end(attempt, Outcome.COMPLETED, at=started_at + 900)
     shown = page(owner_page, job)
     assert "3 × 5 min, 2 × 10 min" in shown
     assert "ranks restarted once" in shown
     # The estimate beside the actual time.
     assert "data-outcome" in text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "cost"}))
+    customer.quota(max_running_nodes=100)
+    customer.started(node_spec="small", nodes=6)  # of the fake cluster's 8 cores
+    few = customer.job(node_spec="small", nodes=4, min_nodes=2)
+    dispatch.dispatch_queue()
+    customer.backend.start(f"job-{few.pk}-1")
+    reconciliation.reconcile()
+    events = text(owner_page.get(reverse("job_detail", args=[few.pk]), {"tab": "events"}))
+    assert "Running on 2 of 4 nodes. Charging starts now." in events
 
 
 def test_a_cancel_says_what_it_costs_and_whether_code_can_write_a_checkpoint(customer, owner_page):
