@@ -209,7 +209,7 @@ def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
     job.attempts.update(cursor={"reads_left": 1})
     assert "still being read" in text(owner_page.get(reverse("job_detail", args=[job.pk])))
     job.attempts.update(cursor={})
-    for epoch, sentence in ((0, "nothing was measured"), (1, "The next quote is based on it.")):
+    for epoch, sentence in ((0, "nothing was measured"), (1, "Quotes are based on it until a paid run completes.")):
         Job.objects.update(epoch=epoch)
         assert sentence in text(owner_page.get(reverse("job_detail", args=[job.pk])))
     form = text(owner_page.get(reverse("training_new"), {"rerun": job.pk}))
