@@ -71,14 +71,21 @@ class EventInline(ReadOnlyInline):
     hide_title = True  # the title would be `str(event)`, which reads the job for each row
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[models.JobEvent]:
-        """Return the events with the people who caused them, and with the job, whose kind their sentences need."""
+        """Return the events with the people who caused them, and with the job and its price for their sentences."""
         events: QuerySet[models.JobEvent] = super().get_queryset(request)
-        return events.select_related("actor", "job")
+        return events.select_related("actor", "job__order__hold", "job__order__quote")
 
     @admin.display(description=gettext_lazy("what happened"))
     def sentence(self, event: models.JobEvent) -> str:
         """Return what the customer reads on the page of the job."""
-        return event_sentence(event.kind, event.data, is_notebook=event.job.is_notebook)
+        job = event.job
+        return event_sentence(
+            event.kind,
+            event.data,
+            is_free=selectors.cost_minor(job) == 0,
+            costs_nothing=job.order.quote.ceiling_minor == 0,
+            is_notebook=job.is_notebook,
+        )
 
     @admin.display(description=gettext_lazy("details"))
     def details(self, event: models.JobEvent) -> str:

@@ -227,7 +227,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "platform",
         gettext_lazy("The platform could not complete this run."),
-        gettext_lazy("This was not your code. The run is free. Run it again."),
+        gettext_lazy("This was not your code, so this attempt is free. Run it again."),
         Fix.RERUN,
         reasons=frozenset({EndReason.NODE_LOST, EndReason.PLATFORM_ERROR, EndReason.NO_CAPACITY}),
     ),

@@ -1,8 +1,9 @@
 """Estimate how long a run takes, from earlier runs of the same code on the same node spec.
 
 A run takes a start-up time plus a time per epoch. From one number of nodes to another, times are scaled by the
-efficiency that earlier runs on several numbers of nodes show. Only runs that completed in one attempt count. Every
-assumption that replaces a measurement makes p90 larger, and leaves p50 as it is.
+efficiency that earlier runs on several numbers of nodes show, or else by an assumed one. Only runs that completed in
+one attempt count. Without any, free estimates of the script count, and without these the product's reference speed.
+Every assumption that replaces a measurement makes p90 larger.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import Case, F, OuterRef, QuerySet, When
+from django.db.models import F, OuterRef, QuerySet
 
 from billing.pricing import Estimate
 from jobs import free_runs, telemetry
@@ -45,8 +46,9 @@ ASSUMED_SCALING = 0.8
 1.74 times as fast, as is common for data parallel training."""
 REFERENCE_SPREAD = 1.5
 FREE_ESTIMATE_SPREAD = 1.5
-"""Ratios of p90 to p50 of estimates that no completed run supports: from the product's reference speed
-(`Product.reference_seconds_per_epoch`), and from a one-minute free estimate. Both are judgements, as above."""
+"""Factors by which p90 is above p50 in estimates that no completed run supports: from the product's reference speed
+(`Product.reference_seconds_per_epoch`), and from one-minute free estimates, for which the factors above apply too. Both
+are judgements, as above."""
 MIN_RUNS_FOR_START_UP = 4
 """Runs that are needed to tell start-up time from time per epoch. With three, one outlier would decide the slope."""
 
@@ -175,8 +177,10 @@ def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
         _runs_of(_code_filter(purchase))
         .filter(free_runs.FREE_ESTIMATES, epoch__gt=0, workers_per_node=purchase.workers_per_node)
         .filter(reason__in=[EndReason.COMPLETED, EndReason.TIME_LIMIT], started_at__isnull=False)
+        .annotate(versions=_version_ids("pk"))
         .order_by("-id")[:MAX_RUNS]
     )
+    purchased_versions = {version.pk for version in purchase.dataset_versions}
     result = []
     for job in jobs:
         if job.started_at is None or job.finished_at is None:
@@ -187,8 +191,15 @@ def free_estimate_runs(purchase: Purchase) -> list[EarlierRun]:
         until = last_epoch_at or job.finished_at
         seconds = (until - job.started_at).total_seconds()
         if seconds > 0:
-            has_same_batch = job.batch_size == purchase.batch_size
-            result.append(EarlierRun(nodes=1, epochs=job.epoch, seconds=seconds, has_same_batch=has_same_batch))
+            result.append(
+                EarlierRun(
+                    nodes=1,
+                    epochs=job.epoch,
+                    seconds=seconds,
+                    has_same_batch=job.batch_size == purchase.batch_size,
+                    has_same_data=set(job.versions) == purchased_versions,
+                )
+            )
     return result
 
 
@@ -217,12 +228,14 @@ def _completed_first_attempts(
     return (
         Attempt.objects.filter(number=1, reason=EndReason.COMPLETED, job__in=latest.values("pk"))
         .order_by("-job_id")
-        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans")
-        .annotate(
-            used_nodes=Case(When(granted_nodes__gt=0, then="granted_nodes"), default="job__nodes"),
-            versions=ArraySubquery(JobDataset.objects.filter(job=OuterRef("job")).order_by().values("version")),
-        )[:MAX_RUNS]
+        .values_list("job__epochs", "job__batch_size", "job__started_at", "job__finished_at", "spans", "granted_nodes")
+        .annotate(versions=_version_ids("job"))[:MAX_RUNS]
     )
+
+
+def _version_ids(job: str) -> ArraySubquery:
+    """Return the ids of the dataset versions of the job whose id is in the column `job`."""
+    return ArraySubquery(JobDataset.objects.filter(job=OuterRef(job)).order_by().values("version"))
 
 
 # --- Estimates (pure) ------------------------------------------------------------------------------------------------
@@ -282,13 +295,17 @@ def pace_of(runs: Sequence[EarlierRun]) -> Pace:
 
 
 def _estimate_from_free_estimates(runs: Sequence[EarlierRun], *, nodes: int, epochs: int) -> Estimate | None:
-    """Estimate a run from free estimates, which all ran on one node; None if there are none."""
-    if not runs:
+    """Estimate a run from free estimates, which all ran on one node; None if there are none.
+
+    The most similar ones are used, as in `estimate_from_runs`.
+    """
+    similar, p90_factor = _most_similar(runs)
+    if not similar:
         return None
-    pace = pace_of(runs)
+    pace = pace_of(similar)
     p50 = pace.seconds(epochs) / nodes**ASSUMED_SCALING
-    p90_factor = FREE_ESTIMATE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _p90_ratio(pace.ratios)
-    return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(runs))
+    p90_factor *= FREE_ESTIMATE_SPREAD * (1 if nodes == 1 else UNMEASURED_SPREAD) * _p90_ratio(pace.ratios)
+    return Estimate(round(p50, 3), round(p50 * p90_factor, 3), "probe", len(similar))
 
 
 class _SimilarRuns(NamedTuple):

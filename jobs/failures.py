@@ -22,7 +22,7 @@ from jobs import run_specs, selectors
 from jobs.diagnosis import CAUSES_BY_NAME, Diagnosis, Fix, diagnose, evidence_of
 from jobs.models import Attempt, Job
 from jobs.purchase import max_workers_per_node
-from jobs.states import BILLED, EndReason, JobState
+from jobs.states import EndReason, JobState
 from storage import files
 from storage import selectors as storage
 
@@ -95,7 +95,7 @@ def explain(job: Job) -> Explanation | None:
     correction = _correction(job, diagnosis.fix)
     return Explanation(
         diagnosis=diagnosis,
-        is_billed=EndReason(job.reason) in BILLED and job.order.quote.ceiling_minor > 0,
+        is_billed=selectors.cost_minor(job) > 0,
         rank=failure.get("rank"),
         node=failure.get("node"),
         folder=suggestions.folder,

@@ -126,7 +126,8 @@ def request_cancel(*, job: Job, actor: User | None) -> None:
     if job.state == JobState.QUEUED:
         _finish(job, EndReason.CANCELLED, actor=actor, cancel_requested_at=now)
     else:
-        transition(job=job, to=JobState.STOPPING, actor=actor, cancel_requested_at=now)
+        data = {"has_started": job.started_at is not None}
+        transition(job=job, to=JobState.STOPPING, actor=actor, data=data, cancel_requested_at=now)
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:
@@ -205,6 +206,7 @@ def observe(*, attempt: Attempt, status: RunStatus) -> Job:
                     job=job,
                     to=JobState.RUNNING,
                     attempt_number=attempt.number,
+                    data={"nodes": attempt.current_nodes, "of_nodes": job.nodes},
                     started_at=attempt.started_at,
                     waiting_code="",
                     waiting_data={},

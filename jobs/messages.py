@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from billing.amounts import money
 from console.accounts.zones import abbreviation
 from jobs.resource_usage import Efficiency, Straggler
-from jobs.states import EndReason, OnHang, charged_whole
+from jobs.states import PLATFORM_FAULTS, EndReason, OnHang, charged_whole
 from runtime.specs import FailureCode, WaitingCode
 
 MAX_PLACE_LENGTH = 200
@@ -40,21 +40,20 @@ END_SENTENCES = {
         "of progress, and for the processor time used after that. The rest of the time it hung is free."
     ),
     EndReason.CANCELLED: gettext_lazy(
-        "The run was cancelled. If it used any time, you pay for that time, at least the minimum charge."
+        "The run was cancelled. You pay for the time it used, at least the minimum charge."
     ),
     EndReason.TIME_LIMIT: gettext_lazy(
         "Stopped at its time limit to stay under the price ceiling. You pay for the time used, at least "
         "the minimum charge."
     ),
-    EndReason.NO_CAPACITY: gettext_lazy("The cluster did not have enough capacity for the run. The run is free."),
-    EndReason.NODE_LOST: gettext_lazy("The platform lost a node of the run. The run is free."),
-    EndReason.PLATFORM_ERROR: gettext_lazy("The platform failed to run this. The run is free."),
+    EndReason.NO_CAPACITY: gettext_lazy("The cluster did not have enough capacity for the run."),
+    EndReason.NODE_LOST: gettext_lazy("The platform lost a node of the run."),
+    EndReason.PLATFORM_ERROR: gettext_lazy("The platform failed to run this."),
     EndReason.PACKAGES_FAILED: gettext_lazy(
         "The packages of the requirements file could not be installed. The run did not start and is free."
     ),
 }
-"""Why a job ended, and who pays."""
-
+"""Why a job ended and, except for platform faults, who pays."""
 
 FREE_END_SENTENCES = {
     EndReason.CODE_FAILED: gettext_lazy("Your code ended with an error. This run was free."),
@@ -85,6 +84,11 @@ def end_sentence(
         if is_free:
             return _("The notebook was stopped. It was free.")
         return _("The notebook was stopped. You pay for the time it used, at least the minimum charge.")
+    if reason in PLATFORM_FAULTS:
+        paid = _(
+            "The last attempt is free. You pay for the time that earlier attempts used, at least the minimum charge."
+        )
+        return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else paid)
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
     if reason == EndReason.HUNG and is_charged_whole:
@@ -208,7 +212,7 @@ WAITING_SENTENCES: dict[str, Any] = {
     ),
     WaitingCode.TOO_LARGE: gettext_lazy(
         "No machine in the cluster is large enough for a node of this run. The run starts when the "
-        "cluster grows. You can cancel it for free."
+        "cluster grows. You can cancel it at no further cost."
     ),
     WaitingCode.TAINT: gettext_lazy(
         "The machines that fit are reserved for other work or not ready. If this continues, give the "
@@ -435,8 +439,11 @@ class _WithEllipsis(dict[str, Any]):
         return "…"
 
 
-def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
-    """Return what a submitted run waits for, and what to do. `code` is a WaitingCode, `data` its values."""
+def starting_sentence(code: str, data: Mapping[str, Any], *, has_cost: bool = False) -> str:
+    """Return what a submitted run waits for, and what to do. `code` is a WaitingCode, `data` its values.
+
+    `has_cost`: earlier attempts of the job have a cost.
+    """
     if code in {WaitingCode.CPUS, WaitingCode.MEMORY, WaitingCode.GPUS}:
         reason = _free_machines_sentence(code, data)
     elif code == WaitingCode.STARTING:
@@ -445,7 +452,7 @@ def starting_sentence(code: str, data: Mapping[str, Any]) -> str:
         reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
             data
         )
-    return join_sentences(reason, _("Nothing is charged yet."))
+    return join_sentences(reason, "" if has_cost else _("Nothing is charged yet."))
 
 
 def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
@@ -506,7 +513,9 @@ def _capacity_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: 
             if most
             else _("The cluster no longer has a machine that is large enough for a node of %(spec)s.")
         ) % {"nodes": nodes, "spec": spec, "most": most}
-        return join_sentences(reason, _("The run starts when the cluster grows again. You can cancel it for free."))
+        return join_sentences(
+            reason, _("The run starts when the cluster grows again. You can cancel it at no further cost.")
+        )
     if "free" not in data:  # the cluster refused the run, and reported no number
         reason = ngettext(
             "Waiting for %(nodes)d free node of %(spec)s.", "Waiting for %(nodes)d free nodes of %(spec)s.", nodes
@@ -551,7 +560,6 @@ def efficiency_sentence(efficiency: Efficiency) -> str:
 
 FREE_EVENT_SENTENCES = {
     "ordered": gettext_lazy("Ordered. This run is free."),
-    "running": gettext_lazy("Running on all nodes."),
     "settled": gettext_lazy("Nothing was charged: this run is free."),
 }
 """For jobs that can cost nothing, these replace the sentences of events that mention a hold or a charge."""
@@ -597,10 +605,11 @@ def event_sentence(
         "queued": _("Back in the queue: another run took the capacity first."),
         "installing": _("The packages of %(path)s are installed first.") % {"path": data.get("path", "")},
         "starting": _("Capacity is allocated. The nodes are starting."),
-        "running": _("Running on all nodes. Charging starts now."),
-        "stopping": _("JupyterLab is stopping.")
-        if is_notebook
-        else _("Cancelling. The code has a short time to write a checkpoint."),
+        "running": join_sentences(
+            running_sentence(data.get("nodes", 0), data.get("of_nodes", 0)),
+            "" if costs_nothing else _("Charging starts now."),
+        ),
+        "stopping": stopping_sentence(has_started=data.get("has_started", True), is_notebook=is_notebook),
         "runs_snapshot": _("The script %(path)s was changed after the order. The job runs a copy of the ordered one.")
         % {"path": data.get("path", "")},
         "stopped_by_operator": _("An administrator stopped this job: %(why)s") % {"why": data.get("why", "")},
@@ -610,6 +619,22 @@ def event_sentence(
         % {"why": data.get("why", "")},
     }
     return sentences.get(kind, kind)
+
+
+def running_sentence(nodes: int, of_nodes: int) -> str:
+    """Return on how many of the ordered nodes a job runs; an elastic one may have fewer."""
+    if nodes < of_nodes:
+        return _("Running on %(nodes)d of %(of_nodes)d nodes.") % {"nodes": nodes, "of_nodes": of_nodes}
+    return _("Running on all nodes.")
+
+
+def stopping_sentence(*, has_started: bool, is_notebook: bool) -> str:
+    """Return what happens to a run that is being cancelled. `has_started`: its code runs."""
+    if is_notebook:
+        return _("JupyterLab is stopping.")
+    if not has_started:
+        return _("Cancelling. The run has not started.")
+    return _("Cancelling. Your code has a short time to write a checkpoint.")
 
 
 def join_sentences(*sentences: str) -> str:

@@ -561,6 +561,11 @@ class Attempt(models.Model):
         """Return the run's name on the cluster."""
         return f"job-{self.job_id}-{self.number}"
 
+    @property
+    def current_nodes(self) -> int:
+        """Return the number of nodes on which the run is now, or was at its end; before its start, those granted."""
+        return int(self.spans[-1]["nodes"]) if self.spans else self.granted_nodes
+
 
 class JobEvent(models.Model):
     """Something that happened to a job; written in the same transaction as the change."""

@@ -185,8 +185,18 @@ def record_installation(job: Job) -> None:
 
 
 def _require_installation_left(organization: Organization) -> None:
-    """Raise QuotaExceeded if the orders of the last 24 hours caused as many installations as the settings allow."""
+    """Raise QuotaExceeded if the orders of the last 24 hours caused as many installations as the settings allow.
+
+    They may allow none.
+    """
     limit = settings.PACKAGE_INSTALLATIONS_PER_DAY
+    if not limit:
+        raise QuotaExceeded(
+            _(
+                "The administrator does not allow the installation of packages. Use a requirements file whose packages "
+                "are already installed, or an image that has them."
+            )
+        )
     recent = Job.objects.filter(organization=organization, queued_at__gt=timezone.now() - timedelta(days=1))
     # An installation that failed by a platform fault does not count: its jobs ended with PLATFORM_ERROR before they
     # started. In a customer's own image it counts, because code there can report a fault that did not happen.

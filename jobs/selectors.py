@@ -205,7 +205,7 @@ def waiting_for(job: Job) -> str:
     if job.state == JobState.STARTING and not waiting.cluster_answers(job):
         return unanswered_sentence()
     if job.state == JobState.STARTING:
-        return starting_sentence(job.waiting_code, job.waiting_data)
+        return starting_sentence(job.waiting_code, job.waiting_data, has_cost=cost_minor(job) > 0)
     if job.state != JobState.QUEUED:
         return ""
     reason = waiting.waiting_reason(job)

@@ -14,7 +14,7 @@ from jobs.clusters import cluster
 from jobs.models import Attempt, Job
 from jobs.states import JobState
 from runtime.backends.base import ShellTunnel
-from runtime.errors import RuntimeFault
+from runtime.errors import BackendUnavailable, RunNotFound
 
 
 def is_offered(job: Job) -> bool:
@@ -24,7 +24,10 @@ def is_offered(job: Job) -> bool:
 
 def address_of(job: Job, node: int) -> Path | ShellTunnel | None:
     """Return how to connect to a new shell in a node; None if no shell may be opened there now (see `problem`)."""
-    return _address(job, node) if is_offered(job) else None
+    try:
+        return _address(job, node) if is_offered(job) else None
+    except BackendUnavailable:
+        return None
 
 
 def problem(job: Job, node: int) -> str:
@@ -33,15 +36,19 @@ def problem(job: Job, node: int) -> str:
         return _("Your organization does not allow shells. An owner can enable them on the page Organization.")
     if job.state != JobState.RUNNING:
         return _("The job does not run. A shell is a part of a running node and ends with it.")
-    return "" if _address(job, node) else _("This node does not run, or started before an update of the console.")
+    try:
+        is_running = _address(job, node) is not None
+    except BackendUnavailable:
+        return _("The cluster is not responding, or not ready. The run continues. Try again in a few minutes.")
+    return "" if is_running else _("This node does not run, or started before an update of the console.")
 
 
 def _address(job: Job, node: int) -> Path | ShellTunnel | None:
-    """Return how to connect to a new shell in a node; None if the node does not run."""
+    """Return how to connect to a new shell in a node; None if it does not run. Raises BackendUnavailable."""
     attempt: Attempt | None = job.attempts.filter(finished_at=None).last()
     if attempt is None:
         return None
     try:
         return cluster(attempt.backend).shell_socket(attempt.run_name, node)
-    except RuntimeFault:
+    except RunNotFound:
         return None

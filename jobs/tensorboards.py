@@ -22,7 +22,8 @@ from runtime.tools.control import LogFolder, Session, SessionRequest
 PATH = "/tools/"
 """The beginning of the URL paths of all tools. The key of a session follows."""
 MAX_JOBS = 20
-"""At most this many jobs in one TensorBoard: each of their attempts becomes a mount of its sandbox."""
+MAX_ATTEMPTS = 10
+"""At most this many jobs in one TensorBoard, and latest attempts of each: an attempt is a mount of its sandbox."""
 _MAX_NAME_LENGTH = 60
 """Characters of a job's name in TensorBoard's list of runs, which is narrow."""
 
@@ -49,6 +50,7 @@ def is_available() -> bool:
 def open_session(*, membership: Membership, jobs: Sequence[Job]) -> str:
     """Start a TensorBoard with the logs of these jobs of the organization, and return its URL path.
 
+    It shows the latest MAX_ATTEMPTS attempts of each job that have started.
     Only the member can open it. Raises InvalidInput for more than MAX_JOBS jobs, NoLogs, LogsUnreachable, TooManyTools,
     ToolsUnavailable.
     """
@@ -57,8 +59,8 @@ def open_session(*, membership: Membership, jobs: Sequence[Job]) -> str:
     logs: list[LogFolder] = []
     is_unreachable = False
     for job in jobs:
-        attempts = list(job.attempts.order_by("number"))
-        for attempt in attempts:
+        attempts = list(job.attempts.exclude(started_at=None).order_by("-number")[:MAX_ATTEMPTS])
+        for attempt in reversed(attempts):
             try:
                 log_folder = _logs_of(job, attempt, is_only=len(attempts) == 1)
             except RuntimeFault:
@@ -90,7 +92,7 @@ def find_session(*, membership: Membership, key: str) -> Session | None:
 def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
     """Return an attempt's TENSORBOARD_LOGDIR; None if the console cannot read its cluster's storage.
 
-    `is_only`: the job has no other attempt, so the name need not contain the attempt's number. Raises RuntimeFault.
+    `is_only`: no other attempt of the job is shown, so the name need not contain its number. Raises RuntimeFault.
     """
     backend = cluster(attempt.backend)
     if not backend.shares_storage:

@@ -93,7 +93,7 @@ class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djan
             self.add_error("amount", sentence % {"currency": currency, "digits": decimals(currency)})
             return data
         if minor < (0 if self.allows_zero else 1):
-            self.add_error("amount", _("Enter an amount above 0."))
+            self.add_error("amount", _("Enter 0 or more.") if self.allows_zero else _("Enter an amount above 0."))
             return data
         data["amount_minor"] = minor  # for the checks of subclasses
         setattr(self.instance, self.minor_name, minor)

@@ -53,7 +53,11 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         user = selectors.user_of_address(email=email)
         key = self._attempts_key(user.email if user else email)  # one count for all addresses of a user
         cache.add(key, 0, LOGIN_WINDOW_SECONDS)
-        if cache.incr(key) > MAX_LOGIN_FAILURES:
+        try:
+            attempts = cache.incr(key)
+        except ValueError:  # the window has ended since `add`, or another log-in has just succeeded
+            attempts = 1
+        if attempts > MAX_LOGIN_FAILURES:
             raise self.validation_error("too_many_login_attempts")
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from smtplib import SMTPDataError, SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused
@@ -33,8 +34,8 @@ PERMANENT_FAILURE = 500
 LEASE = timedelta(minutes=10)
 """How long a worker may take to send one email. Each step of SMTP takes at most `settings.EMAIL_TIMEOUT`."""
 TRY_FOR = timedelta(days=7)
-"""How long an email is tried again while the recipient's server refuses it for now. Without this limit, a full mailbox,
-or a domain that has gone, would be tried every minute for ever."""
+"""How long an email is tried again while the server refuses it for now, or drops the connection. Without this limit, a
+full mailbox, or a domain that has gone, would be tried every minute for ever."""
 ABANDONED_AFTER = timedelta(days=7)
 """After this time without a try, an email is no longer due, because due ones are tried again within an hour. Its
 recipients are then forgotten."""
@@ -135,15 +136,12 @@ def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]
     try:
         with get_connection() as connection:
             for mail in mails:
+                connection.open()  # again, if it was closed after a failure
                 if delivery := _claim(rows, source, mail.to[0]):
-                    try:
-                        is_accepted = _send_mail(connection, mail)
-                    except (OSError, SMTPException):
-                        _release(delivery, is_done=False)
-                        raise
-                    _release(delivery, is_done=is_accepted or delivery.created_at < timezone.now() - TRY_FOR)
+                    is_done = _send_mail(connection, mail)
+                    _release(delivery, is_done=is_done or delivery.created_at < timezone.now() - TRY_FOR)
     except (OSError, SMTPException):
-        logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
+        logger.warning("The mail server cannot be reached; the next periodic task tries again.", exc_info=True)
 
 
 def _claim(rows: QuerySet[Any], source: str, address: str) -> EmailDelivery | None:
@@ -184,9 +182,10 @@ def _complete(rows: QuerySet[Any], source: str, addresses: set[str]) -> bool:
 
 
 def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
-    """Send one email. Return False if the server may accept it later. Raises OSError and SMTPException.
+    """Send one email. Return False if the server may accept it later.
 
-    A permanent failure is logged and counts as done, because no retry can succeed.
+    A permanent failure is logged and counts as done, because no retry can succeed. If the connection fails, it is
+    closed, so that the next email gets a new one: one bad address must not keep the mail from the others.
     """
     try:
         connection.send_messages([mail])
@@ -199,4 +198,9 @@ def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
         return error.smtp_code >= PERMANENT_FAILURE
     except (SMTPNotSupportedError, ValueError):
         logger.warning("A mail cannot be sent because an address is malformed.", exc_info=True)
+    except (OSError, SMTPException):
+        logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
+        with suppress(OSError, SMTPException):
+            connection.close()
+        return False
     return True

@@ -33,7 +33,7 @@ from console.serving.gate import Scope, header, verified_socket
 from console.serving.limits import Limit
 from console.serving.refusals import Receive, Refusal, Refused, Send
 from runtime.backends.base import ShellTunnel
-from runtime.errors import RuntimeFault
+from runtime.errors import BackendUnavailable, RuntimeFault
 from runtime.launcher.shell import HEADER, INPUT, RESIZE, SIZE
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ TERMINAL_SIZES = frozenset(range(1, 1001))
 RETRY_SECONDS = 1.0
 """How long to wait before the end of a shell is sent to Django again, if the console was busy."""
 TOO_MANY_SHELLS = Refusal(429, "too_many_shells", "Your organization has too many shells open. Close some.")
+CLUSTER_UNAVAILABLE = Refusal(503, "backend_unavailable", "The cluster does not respond. Try again later.")
 
 
 class CloseCode(IntEnum):
@@ -76,6 +77,7 @@ class CloseCode(IntEnum):
     NOT_ADMITTED = 1008
     IDLE = 4000
     TOO_MANY = 4001
+    CLUSTER_UNAVAILABLE = 4002
 
 
 REASONS = {
@@ -117,6 +119,11 @@ class ShellConnector:
             return
         try:
             close_code = await self._connect(shell, ShellRequest(job_id, node), scope, receive, send)
+        except Refused as refused:
+            if refused.refusal is not CLUSTER_UNAVAILABLE:
+                raise
+            await send({"type": "websocket.accept"})
+            close_code = CloseCode.CLUSTER_UNAVAILABLE
         finally:
             self._shell_limit.release(shell.organization_id)
         await send({"type": "websocket.close", "code": close_code})
@@ -183,7 +190,7 @@ async def open_connection(
             streams = await resources.enter_async_context(address())
         except (RuntimeFault, OSError) as error:
             logger.warning("A shell cannot be opened: %s", error)
-            raise Refused(proxy.TOOL_ENDED) from error
+            raise Refused(CLUSTER_UNAVAILABLE if isinstance(error, BackendUnavailable) else proxy.TOOL_ENDED) from error
         yield streams
 
 

@@ -244,7 +244,7 @@ def _plain(token: Token) -> str:
     """Return the text of a token without markup."""
     if token.children is None:
         return token.content
-    text = "".join(child.content or " " for child in token.children)  # a line break has no content
+    text = "".join(" " if child.type in {"softbreak", "hardbreak"} else child.content for child in token.children)
     return " ".join(text.split())
 
 

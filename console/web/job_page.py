@@ -44,6 +44,7 @@ from jobs import (
 )
 from jobs.diagnosis import Fix
 from jobs.failures import Explanation
+from jobs.messages import running_sentence, stopping_sentence
 from jobs.models import Job, title_of_reason
 from jobs.states import JobState
 from runtime.errors import RuntimeFault
@@ -126,13 +127,14 @@ def header_context(job: Job) -> dict[str, Any]:
     shared = _shared_context(job)
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
+    attempts = list(job.attempts.all())
     return shared | {
         "receipt": selectors.receipt(job) if job.is_ended else None,
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "measures_purchase": selectors.measures_purchase(job),  # whether the job is a free estimate
         # Whether an attempt ended before all of its output was read, so that points of curves may still be missing.
-        "has_unread_output": any(telemetry.has_rest(attempt) for attempt in job.attempts.all()),
+        "has_unread_output": any(telemetry.has_rest(attempt) for attempt in attempts),
         "fix": _fix_button(job, explanation, has_files=shared["files_end"] is not None) if explanation else None,
         "files_expire_soon": expiry.files_expire_soon(job),
         # The price of a notebook in which the member can look into a failed job; None if the page offers none.
@@ -141,6 +143,8 @@ def header_context(job: Job) -> dict[str, Any]:
         "is_notebook_open": job.is_notebook and notebooks.socket_of(job) is not None,
         "may_extend": job.is_notebook and notebooks.is_extensible(job),
         "time_limit": _time_limit(job),
+        "running": running_sentence(attempts[-1].current_nodes if attempts else 0, job.nodes),
+        "stopping": stopping_sentence(has_started=job.started_at is not None, is_notebook=job.is_notebook),
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 

@@ -26,6 +26,7 @@ from console.web.costs import csv_file
 from jobs import exports, job_search, orders, reruns, rows, selectors, snapshots, tensorboards
 from jobs.details import update_details
 from jobs.job_search import JobSearch
+from jobs.messages import stopping_sentence
 from jobs.models import Job
 from storage import selectors as storage
 
@@ -183,9 +184,11 @@ def job_cancel(request: MemberRequest, pk: int) -> HttpResponse:
     """Stop a job."""
     job = selectors.job_for(request.membership.organization, pk)
     with errors_as_message(request):
-        orders.cancel_job(membership=request.membership, job=job)
-        sentence = _("Cancelling. Your code has a short time to write a checkpoint.")
-        messages.success(request, _("JupyterLab is stopping.") if job.is_notebook else sentence)
+        job = orders.cancel_job(membership=request.membership, job=job)
+        # A queued job has ended at once. Its page says what it cost.
+        ended = _("The notebook was stopped.") if job.is_notebook else _("The job was cancelled.")
+        stopping = stopping_sentence(has_started=job.started_at is not None, is_notebook=job.is_notebook)
+        messages.success(request, ended if job.is_ended else stopping)
     return redirect("job_detail", pk)
 
 

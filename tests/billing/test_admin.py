@@ -300,6 +300,7 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     admin.post(address("creditgrant", "add"), form | changes)
     assert CreditGrant.objects.get(reason="Five of the smallest").amount_minor == 5
     policy = form_of(text(admin.get(address("billingpolicy", "add"))))
+    assert "Enter 0 or more." in text(admin.post(address("billingpolicy", "add"), policy | {"amount": "-1"}))
     assert admin.post(address("billingpolicy", "add"), policy | {"amount": typed}).status_code == 302
     assert BillingPolicy.objects.get().trial_credit_minor == 5
     assert admin.get(address("billingpolicy", "add")).status_code == 403  # there can be only one policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import date, timedelta
 from functools import partial
-from smtplib import SMTPDataError, SMTPNotSupportedError, SMTPRecipientsRefused
+from smtplib import SMTPDataError, SMTPNotSupportedError, SMTPRecipientsRefused, SMTPServerDisconnected
 
 import pytest
 from django.core import mail
@@ -123,17 +123,21 @@ def test_a_worker_that_is_killed_before_it_sends_loses_no_mail(monkeypatch):
     assert not EmailDelivery.objects.exists()
 
 
+@pytest.mark.parametrize("code", [452, 421])
 @pytest.mark.usefixtures("invoice")
-def test_a_mailbox_that_stays_full_is_not_tried_for_ever(accountant, monkeypatch):
+def test_a_mailbox_that_stays_full_is_not_tried_for_ever_and_delays_no_other(owner, accountant, monkeypatch, code):
     send = locmem.EmailBackend.send_messages
 
-    def refuse_one(backend, messages):
-        if messages[0].to == [accountant.user.email]:
-            raise SMTPRecipientsRefused({accountant.user.email: (452, b"Mailbox full")})
-        return send(backend, messages)
+    def refuse_first(backend, messages):
+        if messages[0].to != [owner.user.email]:
+            return send(backend, messages)
+        if code == 421:
+            raise SMTPServerDisconnected("Connection unexpectedly closed")
+        raise SMTPRecipientsRefused({owner.user.email: (code, b"Mailbox full")})
 
-    monkeypatch.setattr(locmem.EmailBackend, "send_messages", refuse_one)
+    monkeypatch.setattr(locmem.EmailBackend, "send_messages", refuse_first)
     assert emails.send_due() == 0
+    assert [message.to for message in mail.outbox] == [[accountant.user.email]]
     EmailDelivery.objects.update(created_at=timezone.now() - timedelta(days=8))
     assert emails.send_due() == 1
 

@@ -63,7 +63,7 @@ CASES = [
     Case("platform", "The platform could not complete this run.", RERUN,
          outcome=Outcome.NODE_LOST, fields={}, is_billed=False, is_raised=False),
     Case("hang", "The run hung: no rank made progress any more.", RERUN,
-         outcome=Outcome.HUNG, fields={}, is_raised=False),
+         outcome=Outcome.HUNG, fields={}, is_billed=False, is_raised=False),  # it never made progress
     Case("argument of the local rank", "The script does not accept the argument --local-rank.", RERUN,
          "train.py: error: unrecognized arguments: --local-rank=0", {}, is_raised=False),
     Case("module", "The module einops is not installed.", "Open requirements.txt",

@@ -27,7 +27,7 @@ OTHER_DATA = runs(300, has_same_data=False, has_same_batch=False)
 ONE_AND_TWO = [*runs(160, nodes=1), *runs(100, nodes=2)]  # twice the nodes are 1.6 times as fast
 # As in `jobs.estimates`, but written out, so that a test fails if one changes there by mistake.
 FEW_RUNS_SPREAD, OTHER_BATCH_SPREAD, OTHER_DATA_SPREAD = 1.2, 1.2, 1.5
-SCALED_SPREAD, UNMEASURED_SPREAD = 1.2, 1.5
+SCALED_SPREAD, UNMEASURED_SPREAD, FREE_ESTIMATE_SPREAD = 1.2, 1.5, 1.5
 # Earlier runs, nodes and epochs of the next run, and its p50 and p90. If it was not measured, twice the nodes are
 # assumed to be 2 ** 0.8 times as fast. The 90th percentile of 100, 200 and 300 s is 280 s, and twice the epochs take
 # 560 s.
@@ -163,6 +163,11 @@ def test_a_free_estimate_is_free_and_estimates_the_first_run_by_its_whole_epochs
     assert (one.source, one.runs) == ("probe", 1)  # the stored name of free estimates
     assert one.p50_seconds == pytest.approx(200, abs=1)  # 3 epochs took 60 s
     assert estimate(customer, nodes=1, workers_per_node=2).source == "reference", "with other ranks it measured nothing"
+    assert one.p90_seconds == pytest.approx(one.p50_seconds * FREE_ESTIMATE_SPREAD * FEW_RUNS_SPREAD)
+    DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
+    for changes, factor in (({"batch_size": 8}, OTHER_BATCH_SPREAD), ({"datasets": ["digits"]}, OTHER_DATA_SPREAD)):
+        other = estimate(customer, nodes=1, epochs=10, **changes)
+        assert other.p90_seconds == pytest.approx(one.p90_seconds * factor), changes
     two = estimate(customer, nodes=2, epochs=10)
     assert two.p50_seconds == pytest.approx(200 / 2**0.8, abs=1)
     # How it scales was not measured, so the margin of two nodes is wider.

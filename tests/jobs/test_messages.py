@@ -45,7 +45,8 @@ def test_everything_has_a_complete_sentence_in_every_language(language):
 def test_the_end_sentence_says_who_pays():
     for reason in EndReason:
         is_free = reason in {EndReason.NO_CAPACITY, EndReason.NODE_LOST, EndReason.PLATFORM_ERROR}
-        assert ("The run is free." in messages.end_sentence(reason)) == is_free
+        assert ("The run is free." in messages.end_sentence(reason, is_free=True)) == is_free
+        assert "The run is free." not in messages.end_sentence(reason)
         assert "ou pay" not in messages.end_sentence(reason, is_free=True)
     assert messages.end_sentence("") == ""
 

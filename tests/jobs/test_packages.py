@@ -160,6 +160,10 @@ def test_an_organization_has_packages_installed_only_so_often_a_day(customer, ot
     assert other.job(requirements="requirements.txt").awaits_packages
     Job.objects.filter(pk=job.pk).update(queued_at=job.queued_at - timedelta(days=1))
     assert customer.job(requirements="requirements.txt").awaits_packages
+    settings.PACKAGE_INSTALLATIONS_PER_DAY = 0
+    other.write("requirements.txt", "ujson\n")
+    with pytest.raises(QuotaExceeded, match="The administrator does not allow the installation of packages"):
+        other.job(requirements="requirements.txt")
 
 
 def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(customer, installer, settings):

@@ -120,7 +120,7 @@ def test_a_cluster_that_became_too_small_reserves_nothing_and_the_job_waits(cust
     assert states(large, small) == ["queued", "starting"]
     text = waiting(customer, large)
     assert "no longer has a machine that is large enough for a node of Medium" in text
-    assert "cancel it for free" in text
+    assert "cancel it at no further cost" in text
     orders.cancel_job(membership=customer.membership, job=Job.objects.get(pk=large.pk))
     assert Receipt.objects.get().total_minor == 0
     assert customer.wallet.held_minor == small.order.hold.amount_minor

@@ -4,6 +4,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -11,7 +12,7 @@ from allauth.account.models import EmailAddress
 from django.contrib.auth.hashers import Argon2PasswordHasher
 from django.urls import reverse
 
-from console.accounts import hashers
+from console.accounts import adapter, hashers
 from console.accounts.models import User
 from console.accounts.roles import Role
 from tests.console.accounts.conftest import forwarded_for
@@ -87,7 +88,7 @@ def test_wrong_passwords_block_the_account_from_that_ip_address_alone(client):
     assert log_in(client, user, PASSWORD, "203.0.113.10")
 
 
-def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailoutbox):
+def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailoutbox, monkeypatch):
     user, address = UserFactory(), "203.0.113.30"
     assert not any(log_in(client, user, "guess", address) for _ in range(4))
     assert log_in(client, user, PASSWORD, address)
@@ -101,6 +102,9 @@ def test_a_log_in_and_a_new_password_reset_the_count_of_failures(client, mailout
     path = re.search(r"/accounts/password/reset/key/\S+", mailoutbox[0].body)[0]
     form = client.get(path, **forwarded_for(address))
     assert client.post(form.url, PASSWORDS, **forwarded_for(address)).status_code == 302
+    assert log_in(client, user, "plain horse 9", address)
+    client.logout()
+    monkeypatch.setattr(adapter, "cache", Mock(incr=Mock(side_effect=ValueError)))  # the count has just expired
     assert log_in(client, user, "plain horse 9", address)
 
 

@@ -111,7 +111,7 @@ def test_a_cancelled_run_pays_the_minimum_and_says_so(owner_page, customer):
     orders.cancel_job(membership=customer.membership, job=attempt.job)
     job = customer.end(attempt, Outcome.STOPPED, at=started_at + 1)
     page = text(owner_page.get(reverse("job_detail", args=[job.pk])))
-    assert "If it used any time, you pay for that time, at least the minimum charge." in page
+    assert "The run was cancelled. You pay for the time it used, at least the minimum charge." in page
     receipt = job.order.hold.receipt
     assert receipt.total_minor == 5  # the minimum charge
     page = text(owner_page.get(reverse("receipt_detail", args=[receipt.pk])))
@@ -209,7 +209,7 @@ def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
     job.attempts.update(cursor={"reads_left": 1})
     assert "still being read" in text(owner_page.get(reverse("job_detail", args=[job.pk])))
     job.attempts.update(cursor={})
-    for epoch, sentence in ((0, "nothing was measured"), (1, "The next quote is based on it.")):
+    for epoch, sentence in ((0, "nothing was measured"), (1, "Quotes are based on it until a paid run completes.")):
         Job.objects.update(epoch=epoch)
         assert sentence in text(owner_page.get(reverse("job_detail", args=[job.pk])))
     form = text(owner_page.get(reverse("training_new"), {"rerun": job.pk}))

@@ -65,6 +65,7 @@ def test_an_excerpt_has_whole_words_and_no_markup(client):
         assert len(excerpt) <= docs.EXCERPT_LENGTH + 2  # an ellipsis at each end
     long = "a" * 400 + "needle" + "b" * 400
     assert "needle" in docs._excerpt(long, "needle")
+    assert [section.title for section in docs._all_sections() if re.search(r"\w [,.;] ", section.text)] == []
     assert all("`" not in section.text for section in docs._all_sections() if section.page == docs.ERRORS)
     assert "<code>missing_minor</code>" in page(client, docs.ERRORS)
 

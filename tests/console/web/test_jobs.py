@@ -90,6 +90,20 @@ def test_a_starting_job_says_what_it_waits_for(customer, backend, owner_page):
     assert "Nothing is charged yet." in shown
 
 
+def test_a_platform_fault_after_a_paid_attempt_is_not_called_free(customer, owner_page):
+    attempt = customer.started(at=time.time() - 60, retries=1, retry_backoff_seconds=0)
+    job = customer.end(attempt, Outcome.CODE_FAILED)
+    for number in range(2, 5):
+        job = start(job) and job.attempts.get(number=number).job
+        assert "Nothing is charged yet." not in page(owner_page, job)
+        job = customer.end(job.attempts.get(number=number), Outcome.NODE_LOST)
+    shown = page(owner_page, job)
+    assert "You pay for the time that earlier attempts used" in shown
+    assert "you pay for the time used" in shown
+    assert not re.search("this run is free|The run is free", shown)
+    assert selectors.receipt(job).total_minor > 0
+
+
 def test_a_failed_attempt_shows_the_time_lost_since_its_checkpoint(customer, owner_page):
     started_at = time.time() - 2000
     attempt = customer.started(at=started_at, retries=1, retry_backoff_seconds=0)
@@ -123,13 +137,45 @@ def test_the_stacks_of_a_hang_are_shown(customer, owner_page):
 def test_an_elastic_run_shows_its_nodes_over_time(customer, owner_page):
     started_at = time.time() - 1000
     attempt = customer.started(at=started_at, nodes=3, min_nodes=1)
+    assert "Running on all nodes." in page(owner_page, attempt.job)
     customer.backend.shrink(attempt.run_name, 2, at=started_at + 300)
+    reconciliation.reconcile()
+    assert "Running on 2 of 3 nodes." in page(owner_page, attempt.job)
     job = customer.end(attempt, Outcome.COMPLETED, at=started_at + 900)
     shown = page(owner_page, job)
     assert "3 × 5 min, 2 × 10 min" in shown
     assert "ranks restarted once" in shown
     # The estimate beside the actual time.
     assert "data-outcome" in text(owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "cost"}))
+    customer.quota(max_running_nodes=100)
+    customer.started(node_spec="small", nodes=6)  # of the fake cluster's 8 cores
+    few = customer.job(node_spec="small", nodes=4, min_nodes=2)
+    dispatch.dispatch_queue()
+    customer.backend.start(f"job-{few.pk}-1")
+    reconciliation.reconcile()
+    events = text(owner_page.get(reverse("job_detail", args=[few.pk]), {"tab": "events"}))
+    assert "Running on 2 of 4 nodes. Charging starts now." in events
+
+
+def test_a_cancel_says_what_it_costs_and_whether_code_can_write_a_checkpoint(customer, owner_page):
+    queued, starting, running, retried = customer.job(), customer.job(), customer.started().job, customer.started(
+        at=time.time() - 60, retries=1
+    )  # fmt: skip
+    start(starting)
+    retried = customer.end(retried, Outcome.CODE_FAILED)  # waits for its second attempt
+    checkpoint = "Your code has a short time to write a checkpoint."
+    for job, question, answer in (
+        (queued, "It has not started, so it is free.", "The run was cancelled. It was free."),
+        (starting, "It is free if it ends before it starts.", "Cancelling. The run has not started."),
+        (running, checkpoint, checkpoint),
+        (retried, "You pay for the time used so far", "The run was cancelled. You pay for the time it used"),
+    ):
+        before = page(owner_page, job)
+        after = text(owner_page.post(reverse("job_cancel", args=[job.pk]), follow=True))
+        assert question in before
+        assert answer in after
+        assert (checkpoint in before, checkpoint in after) == (job is running, job is running)
+        assert ("The job was cancelled." in after) == (job in {queued, retried})
 
 
 def test_a_tab_is_rendered_alone_in_its_page_and_in_a_refresh(customer, owner_page):

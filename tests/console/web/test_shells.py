@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -151,9 +152,13 @@ def test_a_shell_on_another_machine_is_in_the_audit_log_only_if_its_node_answers
             return await closing_code(websocket)
 
     monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: unreachable)
-    with pytest.raises(InvalidStatus) as answer:
-        asyncio.run(use())
-    assert (answer.value.response.status_code, audited()) == (HTTPStatus.FORBIDDEN, [])
+
+    async def fail():
+        async with member.websocket(attempt.job_id) as websocket:
+            return await closing_code(websocket)
+
+    assert asyncio.run(fail()) == gateway.CloseCode.CLUSTER_UNAVAILABLE
+    assert audited() == []
     monkeypatch.setattr(customer.backend, "shell_socket", lambda _name, _node: answering)
     assert asyncio.run(use()) == gateway.CloseCode.ENDED
     assert closed == [True]
@@ -256,6 +261,8 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, at
     assert shown(viewer, address)[0].status_code == HTTPStatus.FORBIDDEN
     no_such_node = reverse("job_shell", args=[attempt.job_id, 2])  # the job has nodes 0 and 1
     assert shown(customer.membership, no_such_node)[0].status_code == HTTPStatus.NOT_FOUND
+    customer.backend.shell_socket = Mock(side_effect=BackendUnavailable("The run's folder cannot be read."))
+    assert "The cluster is not responding," in shown(customer.membership, address)[1]
     customer.backend.shell_socket = lambda _name, _node: None  # the node has ended
     assert "This node does not run" in shown(customer.membership, address)[1]
     assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND

@@ -21,6 +21,7 @@ from django.urls import reverse
 from console.accounts.models import Membership
 from console.core.errors import InvalidInput
 from jobs import tensorboards
+from jobs.models import Attempt
 from runtime.tools import control, owner
 from tests.console.processes import wait_for
 from tests.factories.accounts import MembershipFactory
@@ -231,6 +232,22 @@ def test_the_command_serves_until_sigterm(root):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert not (root / control.CONTROL_SOCKET).exists()
+
+
+@pytest.mark.usefixtures("root")
+def test_the_latest_attempts_of_a_job_are_shown(customer, job, monkeypatch):
+    for number in (2, 3):
+        Attempt.objects.create(
+            job=job, number=number, backend=job.attempts.first().backend, granted_nodes=2,
+            claimed_at=job.queued_at, started_at=job.queued_at,
+        )  # fmt: skip
+        write_scalars(customer.backend.run_folder(f"job-{job.pk}-{number}") / "run" / "tensorboard")
+    requests = []
+    monkeypatch.setattr(tensorboards.control, "start", lambda _folder, request: requests.append(request) or "key")
+    for most, shown in ((3, [1, 2, 3]), (2, [2, 3])):
+        monkeypatch.setattr(tensorboards, "MAX_ATTEMPTS", most)
+        tensorboards.open_session(membership=customer.membership, jobs=[job])
+        assert [log.name for log in requests.pop().logs] == [f"{job.pk}-train.py-attempt-{each}" for each in shown]
 
 
 @pytest.mark.usefixtures("root")
