@@ -5,8 +5,9 @@ from contextlib import contextmanager
 import pytest
 
 from billing import gateway
-from tests.billing.serving import WebhookReceiver, running, serving
+from tests.billing.serving import WebhookReceiver, running
 from tests.factories.billing import book, paid_top_up, wallet
+from tests.http_server import serving
 
 
 @pytest.fixture
