@@ -7,15 +7,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from django.conf import settings
 from django.db import connection
-from django.test import Client
 from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from console.accounts.models import Membership
 from jobs import notebooks, reconciliation
 from jobs.models import Attempt
+from tests.factories.accounts import logged_in
 from tests.factories.jobs import Customer, start
 
 FAST_CHECKS = "jupyter_server_config.py"
@@ -53,10 +52,9 @@ class Browser:
     """A browser of a member with a session of the console at `url`. It has no session of the notebook until `enter`."""
 
     def __init__(self, url: str, membership: Membership, job: int) -> None:
-        self.session = Client()
-        self.session.force_login(membership.user)
+        self.session = logged_in(membership.user)
         self.http = httpx.Client(base_url=url, timeout=60)
-        self.http.cookies.set("sessionid", self.session.cookies[settings.SESSION_COOKIE_NAME].value)
+        self.http.cookies.set("sessionid", self.session.cookies["sessionid"].value)
         self.port = urlsplit(url).port
         self.job = job
         self.cookie = ""
