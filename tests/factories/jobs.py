@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from billing.models import Account, NodeSpec, Quote
 from console.accounts.models import Membership
 from console.accounts.roles import Role
+from console.core.errors import InvalidInput
 from jobs import activation, dispatch, lifecycle, orders, reconciliation, results
 from jobs.catalogue import seed
 from jobs.models import Attempt, Job, Order
@@ -83,6 +86,12 @@ class Customer:
     def quote(self, **changes: Any) -> Quote:
         """Create a quote."""
         return orders.quote_order(membership=self.membership, data=self.form(**changes))
+
+    def refusals(self, **changes: Any) -> dict[str, str]:
+        """Return the messages, by field, of a request for a quote with invalid values."""
+        with pytest.raises(InvalidInput) as refused:
+            self.quote(**changes)
+        return {name: str(message) for name, message in refused.value.fields.items()}
 
     def order(self, **changes: Any) -> Order:
         """Buy a quote."""

@@ -3,7 +3,6 @@
 import pytest
 
 from billing.models import Quote
-from console.core.errors import InvalidInput
 from jobs import free_estimates, orders, selectors
 from jobs.errors import ChoiceUnavailable
 from jobs.models import Job
@@ -22,13 +21,6 @@ VALUE = "s3cr3t-of-the-test"
 
 def save(customer, name="API_TOKEN", value=VALUE):
     return secret_store.save_secret(organization=customer.organization, name=name, value=value)[0]
-
-
-def refusal(customer, **changes):
-    """Return the messages of an invalid purchase by field."""
-    with pytest.raises(InvalidInput) as caught:
-        parse(organization=customer.organization, data=customer.form(**changes))
-    return {name: str(sentence) for name, sentence in caught.value.fields.items()}
 
 
 def test_forms_and_json_are_read_alike(customer):
@@ -72,7 +64,7 @@ def test_a_refusal_names_the_field_and_the_reason(customer, other):
     save(other, "NONE")  # exists, but not in the customer's organization
     save(customer)
     for changes, field, words in REFUSED:
-        errors = refusal(customer, **changes)
+        errors = customer.refusals(**changes)
         assert list(errors) == [field], changes
         assert words in errors[field]
 
