@@ -102,10 +102,13 @@ class Customer:
         return self.order(**changes).job
 
     def started(self, *, at: float | None = None, **changes: Any) -> Attempt:
-        """Return a job's first attempt, which runs on all its nodes since `at` (Unix seconds; default: now)."""
-        job = self.job(**changes)
-        start(job)
-        attempt = job.attempts.get()
+        """Return a new job's first attempt, which runs as `run` lets it."""
+        return self.run(self.job(**changes), at=at)
+
+    def run(self, job: Job, *, at: float | None = None) -> Attempt:
+        """Return a queued job's next attempt, which runs on all its nodes since `at` (Unix seconds; default: now)."""
+        assert start(job)
+        attempt = job.attempts.last()
         self.backend.start(attempt.run_name, at=at)
         reconciliation.reconcile_job(job_pk=job.pk)
         return attempt

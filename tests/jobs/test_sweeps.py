@@ -17,7 +17,6 @@ from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop
 from jobs.sweeps.suggestions import PruningDecision, suggest
 from runtime.specs import Outcome
 from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
-from tests.factories.jobs import start
 from tests.factories.sweeps import SPACE
 
 pytestmark = pytest.mark.django_db
@@ -138,9 +137,7 @@ def test_a_search_against_cost_marks_trials_that_no_other_beats_in_value_and_cos
     now = customer.backend.clock()
     for value, seconds in ((0.5, 600), (0.9, 1800), (0.7, 2400)):
         trial = sweep.trials.get(outcome="")
-        start(trial.job)
-        name = trial.job.attempts.get().run_name
-        customer.backend.start(name, at=now)
+        name = customer.run(trial.job, at=now).run_name
         customer.backend.write(name, f"epoch 1 accuracy {value}\n")
         customer.backend.end(name, Outcome.COMPLETED, at=now + seconds)
         reconciliation.follow(run_name=name)

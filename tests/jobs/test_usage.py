@@ -33,12 +33,10 @@ def next_attempt(customer, job, *, at):
     """The next attempt, running since `at`, or not yet running if that is None."""
     Job.objects.filter(pk=job.pk).update(not_before=None)
     job.refresh_from_db()
-    assert start(job)
-    attempt = job.attempts.last()
-    if at is not None:
-        customer.backend.start(attempt.run_name, at=at)
-        reconciliation.reconcile_job(job_pk=job.pk)
-    return attempt
+    if at is None:
+        assert start(job)
+        return job.attempts.last()
+    return customer.run(job, at=at)
 
 
 def end(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):

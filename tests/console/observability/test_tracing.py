@@ -18,7 +18,7 @@ from console.observability import celery_signals, tracing
 from jobs import reconciliation, traces
 from jobs.models import Job
 from runtime.specs import Outcome
-from tests.factories.jobs import Customer, start
+from tests.factories.jobs import Customer
 from tests.http_server import serving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -207,10 +207,7 @@ def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_en
     assert "TRACEPARENT" not in backend.environment(backend.runs[first.run_name].spec, 0)  # the job is not traced yet
     Job.objects.filter(pk=first.job_id).update(traceparent=PARENT)
     job = customer.end(first, Outcome.NODE_LOST)
-    start(job)
-    second = job.attempts.get(number=2)
-    backend.start(second.run_name)
-    reconciliation.reconcile_job(job_pk=job.pk)
+    second = customer.run(job)
     customer.end(second, Outcome.COMPLETED)
     first.refresh_from_db()
     second.refresh_from_db()

@@ -10,13 +10,12 @@ from billing import budgets, invoice_pdf, invoices
 from billing.models import BillingDetails, BillingPolicy, Budget, Quote, Voucher
 from console.accounts.roles import Role
 from console.web import wallet
-from jobs import orders, reconciliation
+from jobs import orders
 from jobs.models import Job
 from runtime.specs import Outcome
 from storage.selectors import storage_used
 from tests.caching import clear_cache
 from tests.factories.accounts import MembershipFactory
-from tests.factories.jobs import start
 
 
 def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, completed_job):
@@ -192,9 +191,7 @@ def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
         job = Job.objects.get()
         assert answer["HX-Redirect"] == reverse("job_detail", args=[job.pk])
     assert job.order.quote.ceiling_minor == 0
-    start(job)
-    customer.backend.start(f"job-{job.pk}-1")
-    reconciliation.reconcile_job(job_pk=job.pk)
+    customer.run(job)
     shown = owner_page.get(reverse("job_detail", args=[job.pk]), {"tab": "events"}).text
     assert ("This run is free." in shown, "You pay" in shown, "harging" in shown) == (True, False, False)
     customer.end(job.attempts.get(), Outcome.TIME_LIMIT)
@@ -214,11 +211,7 @@ def test_a_platform_fault_is_on_the_receipt_with_its_evidence(owner_page, custom
     customer.end(customer.started(), Outcome.NODE_LOST)
     job = Job.objects.get()
     while not job.is_ended:
-        start(job)
-        attempt = job.attempts.last()
-        customer.backend.start(attempt.run_name)
-        reconciliation.reconcile_job(job_pk=job.pk)
-        customer.end(attempt, Outcome.NODE_LOST)
+        customer.end(customer.run(job), Outcome.NODE_LOST)
         job.refresh_from_db()
     shown = owner_page.get(reverse("receipt_detail", args=[job.order.hold.receipt.pk])).text
     # The first attempt and two free retries, which are all that a job gets.
