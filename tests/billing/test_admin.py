@@ -46,13 +46,6 @@ from tests.rendered import form_of
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def admin(client):
-    client.user = UserFactory(is_staff=True, is_superuser=True)
-    client.force_login(client.user)
-    return client
-
-
 def address(model, page, *arguments):
     return reverse(f"admin:billing_{model}_{page}", args=arguments)
 

@@ -17,7 +17,7 @@ from console.accounts.roles import Role
 from console.installation import selectors
 from console.installation.models import MAX_LOGO_BYTES, Brand, LegalText, Notice, contrast
 from console.web.installation import DARK_CARD, mix
-from tests.factories.accounts import MembershipFactory, UserFactory, logged_in
+from tests.factories.accounts import MembershipFactory, logged_in
 
 pytestmark = pytest.mark.django_db
 
@@ -33,12 +33,6 @@ def picture(width, height, file_format="PNG"):
     file = io.BytesIO()
     Image.new("1", (width, height)).save(file, file_format)
     return file.getvalue()
-
-
-@pytest.fixture
-def admin(client):
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    return client
 
 
 def test_the_operator_sets_name_logo_colour_and_support(admin, client):
