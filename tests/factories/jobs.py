@@ -94,8 +94,12 @@ class Customer:
         return {name: str(message) for name, message in refused.value.fields.items()}
 
     def order(self, **changes: Any) -> Order:
-        """Buy a quote."""
-        return orders.place_order(membership=self.membership, quote=self.quote(**changes))
+        """Buy a new quote."""
+        return self.place(self.quote(**changes))
+
+    def place(self, quote: Quote, key: str = "") -> Order:
+        """Buy a quote, by default without an idempotency key."""
+        return orders.place_order(membership=self.membership, quote=quote, idempotency_key=key)
 
     def job(self, **changes: Any) -> Job:
         """Return a job in the queue."""

@@ -43,7 +43,7 @@ def registry(customer, settings, monkeypatch):
 def test_all_attempts_use_the_digest_of_the_quote(customer, registry):
     quote = customer.quote(image="own")
     registry.answer = SECOND  # the tag has moved
-    job = orders.place_order(membership=customer.membership, quote=quote).job
+    job = customer.place(quote).job
     start(job)
     image = run_spec(job.attempts.get()).image
     assert (image.reference, image.digest) == (REFERENCE, FIRST)
@@ -51,7 +51,7 @@ def test_all_attempts_use_the_digest_of_the_quote(customer, registry):
     assert orders.rerun(membership=customer.membership, job=job, changes={}).job.image_digest == SECOND
     quote = customer.quote(image="own")
     Image.objects.filter(name="own").update(reference=REFERENCE.replace("train", "other"))
-    edited = orders.place_order(membership=customer.membership, quote=quote).job
+    edited = customer.place(quote).job
     assert edited.image_digest == "", "the digest of the quote is of another reference"
 
 

@@ -79,7 +79,7 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
     publish(customer, trained, name="words")
     quote = customer.quote(models=["words", "digits@1"])
     publish(customer, trained, name="words")  # published after the quote: not what was priced
-    job = orders.place_order(membership=customer.membership, quote=quote).job
+    job = customer.place(quote).job
     assert quote.purchase["resolved_models"] == ["words@1", "digits@1"]
     summary = selectors.summary(selectors.job_for(customer.organization, job.pk))
     assert summary["models"] == ["words@1", "digits@1"]
@@ -99,7 +99,7 @@ def test_a_quote_pins_the_versions_and_the_run_mounts_them(customer, trained):
     late = customer.quote(models=["words"])
     retention.delete_model_version(version=storage.model_named(customer.organization, "words").latest)
     with pytest.raises(ChoiceUnavailable):
-        orders.place_order(membership=customer.membership, quote=late)
+        customer.place(late)
     rerun = orders.rerun(membership=customer.membership, job=job, changes={"models": ["words"]})
     assert rerun, "an earlier version is left"
 
