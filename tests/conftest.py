@@ -26,6 +26,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.core.cache import caches
 from django.db import connection as django_connection
+from django.test import Client
 from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -42,7 +43,7 @@ from jobs.clusters import cluster
 from runtime.images import venvs
 from tests import migrations
 from tests.console.processes import wait_for
-from tests.factories.accounts import MembershipFactory
+from tests.factories.accounts import MembershipFactory, UserFactory
 from tests.factories.jobs import Customer
 from tests.factories.sweeps import Sweeper
 from tests.fakes import FakeBackend
@@ -305,6 +306,14 @@ def member(owner: Membership) -> Membership:
 def stranger(db: None) -> Membership:
     """The owner of another organization."""
     return MembershipFactory(role=Role.OWNER)
+
+
+@pytest.fixture
+def admin(client: Client, db: None) -> Client:
+    """A browser in which `admin.user`, a superuser, is logged in."""
+    client.user = UserFactory(is_staff=True, is_superuser=True)
+    client.force_login(client.user)
+    return client
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
-"""A receiver of webhooks, and a served sandbox."""
+"""A receiver of webhooks, a served sandbox, a paid top-up and a wallet."""
 
 from contextlib import contextmanager
 
 import pytest
 
 from billing import gateway
-from tests.billing.serving import WebhookReceiver, running, serving
-from tests.factories.billing import book, wallet
+from tests.billing.serving import WebhookReceiver, running
+from tests.factories.billing import book, paid_top_up, wallet
+from tests.http_server import serving
 
 
 @pytest.fixture
@@ -44,6 +45,12 @@ def served(start):
 def customer(served):
     """The id of a customer of the served sandbox."""
     return gateway.create_customer(reference="1", name="Acme & Sons", email="a@example.com")
+
+
+@pytest.fixture
+def top_up(provider):
+    """A paid top-up of $50 whose card was saved."""
+    return paid_top_up(provider)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from queue import Queue
 import httpx
 
 from billing import gateway, sandbox
+from tests.http_server import serving
 from tests.provider import GOOD
 
 PATIENCE = 20
@@ -51,19 +52,6 @@ class WebhookReceiver:
             status, body, signature = self.received.get(timeout=PATIENCE)
             if status == 200 and (event := gateway.verify(body, signature))["type"] == kind:
                 return event
-
-
-@contextmanager
-def serving(server):
-    """Run a server in a thread until the block ends. Yields the server."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join(PATIENCE)
-        server.server_close()
 
 
 @contextmanager

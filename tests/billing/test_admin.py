@@ -46,25 +46,14 @@ from tests.rendered import form_of
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def admin(client):
-    client.user = UserFactory(is_staff=True, is_superuser=True)
-    client.force_login(client.user)
-    return client
-
-
 def address(model, page, *arguments):
     return reverse(f"admin:billing_{model}_{page}", args=arguments)
-
-
-def text(answer):
-    return answer.content.decode()
 
 
 def act(admin, model, action, *rows):
     """Run an action of the admin's list on these rows. Return the page that follows."""
     data = {"action": action, "_selected_action": [row.pk for row in rows]}
-    return text(admin.post(address(model, "changelist"), data, follow=True))
+    return admin.post(address(model, "changelist"), data, follow=True).text
 
 
 def assert_locked(admin, row, **data):
@@ -99,16 +88,16 @@ def test_rows_of_money_can_only_be_read(admin, account, provider, rf):
 
 def test_a_grant_moves_money_once(admin):
     organization, add = OrganizationFactory(), address("creditgrant", "add")
-    (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', text(admin.get(add)))
+    (key,) = re.findall(r'<input type="hidden" name="key" value="([^"]+)"', admin.get(add).text)
     data = {"organization": organization.pk, "amount": "7", "reason": "For the outage", "key": key}
     for amount in ("0", "-5", "abc", "1.505", str(10**30)):
         assert admin.post(add, data | {"amount": amount}).status_code == 200  # the form is shown again
-    limited = text(admin.post(add, data | {"amount": "1000000.01"}))
+    limited = admin.post(add, data | {"amount": "1000000.01"}).text
     assert "The amount must be at most $1,000,000.00." in limited
     assert not Transaction.objects.exists()
     for _ in range(3):  # the administrator clicks more than once
         assert admin.post(add, data).status_code == 302
-    assert "already submitted with different values" in text(admin.post(add, data | {"amount": "8"}))
+    assert "already submitted with different values" in admin.post(add, data | {"amount": "8"}).text
     grant = CreditGrant.objects.get()
     assert grant.granted_by == admin.user
     assert_locked(admin, grant, **data | {"amount": "9"})
@@ -127,7 +116,7 @@ class TestPriceBook:
     def form(self, admin, draft):
         """Return the address of the draft's page, its form, and the name of the hourly price's field."""
         page = address("pricebook", "change", draft.pk)
-        form = form_of(text(admin.get(page)))
+        form = form_of(admin.get(page).text)
         (hourly,) = (name for name, value in form.items() if name.endswith("-amount") and value == ["3.60"])
         return page, form, hourly
 
@@ -143,7 +132,7 @@ class TestPriceBook:
         assert f"{draft} is published." in act(admin, "pricebook", "publish", draft)
         draft.refresh_from_db()
         assert (draft.published_at is not None, draft.effective_from) == (True, starts)
-        assert "$3.605" in text(admin.get(page))
+        assert "$3.605" in admin.get(page).text
         assert_locked(admin, draft, name="Cheaper")
         act(admin, "pricebook", "copy", draft)
         assert pricebooks.price_rows(PriceBook.objects.get(published_at=None)) == pricebooks.price_rows(draft)
@@ -151,7 +140,7 @@ class TestPriceBook:
     def test_asks_about_a_price_that_changes_by_more_than_half(self, admin, draft):
         page, form, name = self.form(admin, draft)
         for hourly, asks in (("1.81", False), ("1.79", True)):  # half of $3.60 is 1.80
-            saved = text(admin.post(page, form | {name: [hourly]}, follow=True))
+            saved = admin.post(page, form | {name: [hourly]}, follow=True).text
             assert ("Large change from the current price" in saved) == asks
         question = act(admin, "pricebook", "publish", draft)
         assert "$3.60 →" in question
@@ -165,8 +154,8 @@ class TestPriceBook:
         run(account, 100, node_spec="small", product="metered")
         draft = pricebooks.copy(book=PriceBook.objects.get())
         draft.prices.update(amount=Decimal(378))  # 5 % more than 360
-        assert "With this price book" in text(admin.get(address("pricebook", "preview", draft.pk)))
-        changes = text(admin.get(address("pricebook", "changes", draft.pk)))
+        assert "With this price book" in admin.get(address("pricebook", "preview", draft.pk)).text
+        changes = admin.get(address("pricebook", "changes", draft.pk)).text
         for shown in ("per node and hour, small, every product", "+5.0%"):
             assert shown in changes
         assert "+5.0%" in act(admin, "pricebook", "compare", *PriceBook.objects.all())
@@ -188,12 +177,12 @@ def test_a_node_spec_keeps_what_was_sold_under_its_name(admin):
 def test_a_node_spec_on_slurm_has_whole_cores(admin, settings):
     settings.TRAINYARD_CLUSTERS = {"here": None, "hpc": SlurmConfig.from_data("hpc", {})}
     form = {"name": "half", "title": "Half", "memory_mib": 1024, "gpus": 0, "position": 5, "cluster": "hpc"}
-    assert "whole number of CPU cores" in text(admin.post(address("nodespec", "add"), {**form, "cpus": "1.5"}))
+    assert "whole number of CPU cores" in admin.post(address("nodespec", "add"), {**form, "cpus": "1.5"}).text
     assert admin.post(address("nodespec", "add"), {**form, "cpus": "2"}).status_code == 302
     elsewhere = {**form, "name": "b", "cpus": "1.5", "cluster": ""}
     assert admin.post(address("nodespec", "add"), elsewhere).status_code == 302
     spec = NodeSpec.objects.get(name="b")
-    assert "whole number of CPU cores" in text(admin.post(address("nodespec", "change", spec.pk), form))
+    assert "whole number of CPU cores" in admin.post(address("nodespec", "change", spec.pk), form).text
 
 
 def test_an_event_that_is_processed_again_credits_once(admin):
@@ -215,7 +204,7 @@ def test_a_refund_is_limited_and_made_once_and_retried_if_the_provider_does_not_
 
     def add(**changes):
         form = {"top_up": top_up.pk, "amount": "20.00", "reason": "Asked for", "key": key} | changes
-        return text(admin.post(address("refund", "add"), form, follow=True))
+        return admin.post(address("refund", "add"), form, follow=True).text
 
     assert "at most $50.00" in add(amount="50.01")
     assert not Refund.objects.exists()
@@ -224,7 +213,7 @@ def test_a_refund_is_limited_and_made_once_and_retried_if_the_provider_does_not_
     refund = Refund.objects.get()
     assert (refund.state, refund.requested_by, refund.amount_minor) == ("succeeded", admin.user, 2000)
     assert provider.held() == 3000
-    assert "Refund up to $30.00" in text(admin.get(address("topup", "change", top_up.pk)))
+    assert "Refund up to $30.00" in admin.get(address("topup", "change", top_up.pk)).text
     assert "already submitted with different values" in add(amount="1")
     assert_locked(admin, refund)
     assert Refund.objects.get().amount_minor == 2000
@@ -241,13 +230,13 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
 
     def form(amount):
         values = {"account": debt.pk, "amount": amount, "reason": "The company closed"}
-        return form_of(text(admin.get(address("writeoff", "add")))) | values
+        return form_of(admin.get(address("writeoff", "add")).text) | values
 
     def add(amount):
         return admin.post(address("writeoff", "add"), form(amount))
 
     chinese = admin.get(address("writeoff", "add"), headers={"Accept-Language": "zh-hans"})
-    assert f"{account.organization} · 应收款 · USD" in text(chinese)
+    assert f"{account.organization} · 应收款 · USD" in chinese.text
 
     def clean_slowly(checked_form):
         """Check the form. Meanwhile another administrator writes 2000 off."""
@@ -255,13 +244,13 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
         receivables.write_off(account=debt, amount_minor=2000, reason="The other one", user=other)
         return data
 
-    assert "at most $30.00" in text(add("30.01"))
+    assert "at most $30.00" in add("30.01").text
     with monkeypatch.context() as patched:
         patched.setattr(WriteOffForm, "clean", clean_slowly)
         add("30")
-    assert "off in the meantime" in text(admin.get(address("writeoff", "changelist")))  # the refusal, as a message
+    assert "off in the meantime" in admin.get(address("writeoff", "changelist")).text  # the refusal, as a message
     assert WriteOff.objects.get().written_by == other
-    assert "Write off up to $10.00" in text(admin.get(address("account", "change", debt.pk)))
+    assert "Write off up to $10.00" in admin.get(address("account", "change", debt.pk)).text
     twice = form("4")
     for _ in range(2):
         assert admin.post(address("writeoff", "add"), twice).status_code == 302
@@ -274,7 +263,7 @@ def test_a_write_off_is_limited_and_made_once_also_if_another_administrator_is_f
     assert add("10").status_code == 200  # refused: the form offers only accounts that owe something
     assert_locked(admin, row, amount_minor=1)
     assert WriteOff.objects.count() == 3
-    assert "Nothing is owed on this account." in text(admin.get(address("account", "change", debt.pk)))
+    assert "Nothing is owed on this account." in admin.get(address("account", "change", debt.pk)).text
 
 
 MINOR = re.compile(r"minor unit|\bminor\b", re.IGNORECASE)
@@ -293,14 +282,14 @@ def test_amounts_are_shown_and_typed_in_the_major_unit(admin, provider):
     for row in (account, grant, voucher, budget, top_up, refund):
         model = type(row).__name__.lower()
         for page in (admin.get(address(model, "changelist")), admin.get(address(model, "change", row.pk))):
-            assert shown in text(page), model
-            assert MINOR.findall(re.sub(r"<[^>]*>", "", text(page))) == [], model  # in what people see, not in tags
-    form = form_of(text(admin.get(address("creditgrant", "add"))))
+            assert shown in page.text, model
+            assert MINOR.findall(re.sub(r"<[^>]*>", "", page.text)) == [], model  # in what people see, not in tags
+    form = form_of(admin.get(address("creditgrant", "add")).text)
     changes = {"organization": account.organization.pk, "amount": typed, "reason": "Five of the smallest"}
     admin.post(address("creditgrant", "add"), form | changes)
     assert CreditGrant.objects.get(reason="Five of the smallest").amount_minor == 5
-    policy = form_of(text(admin.get(address("billingpolicy", "add"))))
-    assert "Enter 0 or more." in text(admin.post(address("billingpolicy", "add"), policy | {"amount": "-1"}))
+    policy = form_of(admin.get(address("billingpolicy", "add")).text)
+    assert "Enter 0 or more." in admin.post(address("billingpolicy", "add"), policy | {"amount": "-1"}).text
     assert admin.post(address("billingpolicy", "add"), policy | {"amount": typed}).status_code == 302
     assert BillingPolicy.objects.get().trial_credit_minor == 5
     assert admin.get(address("billingpolicy", "add")).status_code == 403  # there can be only one policy
@@ -345,18 +334,18 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
     def correct(amount, reason="A slip", *, notes_seen=0):
         return admin.post(page, {"notes_seen": notes_seen, line: amount, "reason": reason}, follow=True)
 
-    form = text(admin.get(page))
+    form = admin.get(page).text
     for shown in ("$1.00", "$0.50", '<input type="hidden" name="notes_seen" value="0">'):
         assert shown in form
     for amount, reason in (("2", "A slip"), ("NaN", "A slip"), ("0.001", "A slip"), ("1", " "), ("", "x")):
-        assert 'role="alert"' in text(correct(amount, reason)), (amount, reason)
-    assert "The amount of line 1 must be at most $1.00." in text(correct("2"))
+        assert 'role="alert"' in correct(amount, reason).text, (amount, reason)
+    assert "The amount of line 1 must be at most $1.00." in correct("2").text
     assert not Invoice.objects.filter(kind="note").exists()
     answer = correct("0.4")
     note = Invoice.objects.get(kind="note")
-    assert f"{note.number} was issued." in text(answer)
+    assert f"{note.number} was issued." in answer.text
     assert (note.total_minor, note.reason, note.issued_by) == (-40, "A slip", admin.user.email)
-    assert "Another credit note was issued in the meantime" in text(correct("0.4"))
+    assert "Another credit note was issued in the meantime" in correct("0.4").text
     correctable_lines = invoices.correctable_lines
 
     def lines_that_are_outdated_at_once(invoice):
@@ -366,7 +355,7 @@ def test_a_credit_note_moves_money_once_and_takes_an_amount_a_reason_and_a_permi
 
     monkeypatch.setattr(invoices, "correctable_lines", lines_that_are_outdated_at_once)
     # The form has not seen the note that was issued while its lines were read, so its submission would be refused.
-    assert '<input type="hidden" name="notes_seen" value="1">' in text(admin.get(page))
+    assert '<input type="hidden" name="notes_seen" value="1">' in admin.get(page).text
     reader = UserFactory(is_staff=True)
     reader.user_permissions.add(Permission.objects.get(codename="view_invoice"))
     admin.force_login(reader)

@@ -15,20 +15,14 @@ from billing.models import AutoTopUp, TopUp
 from console.accounts.models import ServiceActivation
 from tests.billing.paying import balance, forget_idempotency_keys, switch_on_auto_top_ups
 from tests.factories.accounts import UserFactory
-from tests.factories.billing import paid_top_up
 from tests.provider import FAILS_LATER
 from tests.racing import raised, together
 
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def top_up(provider):
-    """A paid top-up of $50 whose card was saved. An automatic top-up adds $20: the wallet then has 7000 minor units."""
-    return paid_top_up(provider)
-
-
 def automatic_top_ups():
+    """Return the automatic top-ups of $20 each. With one, the wallet of `top_up` has 7000 minor units."""
     return TopUp.objects.filter(origin=TopUp.Origins.AUTOMATIC)
 
 

@@ -17,12 +17,6 @@ from tests.racing import raised, together
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def top_up(provider):
-    """A paid top-up of $50 whose card was saved."""
-    return paid_top_up(provider)
-
-
 def customer_id(top_up):
     return PaymentCustomer.objects.get(organization=top_up.account.organization).customer_id
 

@@ -23,12 +23,6 @@ from tests.racing import raised, together
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def top_up(provider):
-    """A top-up of $50 that was paid."""
-    return paid_top_up(provider)
-
-
 def refund(top_up, amount_minor=2000):
     return billing_refunds.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked for", user=UserFactory())
 

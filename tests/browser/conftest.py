@@ -11,12 +11,12 @@ from functools import cache
 import pytest
 from babel.messages.pofile import read_po
 from django.conf import settings
-from django.test import Client
 from django.utils import translation
 from playwright.sync_api import Page, expect, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
 from tests.conftest import CHROMIUM
+from tests.factories.accounts import logged_in
 from tests.flows import WHOLE_CONSOLE
 
 FLAGS = [
@@ -133,10 +133,8 @@ def untranslated(page):
 
 def session_cookie(url, user):
     """Return the cookie of a new session of the user."""
-    client = Client()
-    client.force_login(user)
     name = settings.SESSION_COOKIE_NAME
-    return {"name": name, "value": client.cookies[name].value, "url": url}
+    return {"name": name, "value": logged_in(user).cookies[name].value, "url": url}
 
 
 def submit_log_in(page, email, password):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -14,6 +13,7 @@ from playwright.sync_api import expect
 from console import sign_in
 from tests import saml_idp
 from tests.browser.conftest import LIVE_SERVER_MARKS
+from tests.http_server import serving
 
 pytestmark = [
     *LIVE_SERVER_MARKS,
@@ -44,12 +44,10 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def provider(tmp_path):
     """A provider on `localhost`, which for browsers is another site than the console's 127.0.0.1."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         server.url = f"http://localhost:{server.server_port}/sso"
         server.idp = saml_idp.IdentityProvider(tmp_path, server.url)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
-        server.shutdown()
 
 
 def test_a_person_logs_in_at_the_provider(transactional_db, console, provider, strict_window, settings):

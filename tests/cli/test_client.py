@@ -13,7 +13,6 @@ from cli.client import Client
 from cli.schemas import COMPONENTS
 from tests.cli.conftest import client_of
 
-PREFIX = "/api/v1/"
 PAGING_PARAMETERS = {"cursor"}
 """Parameters that no operation lists: the client takes them from the answer's link to the next page."""
 

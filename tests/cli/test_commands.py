@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from cli.watch import Watch
-from jobs import clusters, reconciliation, results
+from jobs import clusters, results
 from jobs.models import Job
 from runtime.specs import Outcome
 from storage.models import DatasetVersion, Workspace
@@ -135,11 +135,8 @@ def test_a_dataset_is_published_from_a_folder_or_an_archive_and_a_model_download
 
 
 def test_a_job_is_listed_followed_and_stopped_and_its_receipt_shown(shell, customer):
-    job = customer.job(nodes=1)
-    start(job)
-    attempt = job.attempts.get()
-    customer.backend.start(attempt.run_name)
-    reconciliation.reconcile_job(job_pk=job.pk)
+    attempt = customer.started(nodes=1)
+    job = attempt.job
     assert [each["id"] for each in shell.json("jobs", "--state", "running")] == [job.pk]
     assert str(job.pk) in shell("jobs")
     assert shell.json("status", job.pk)["state"] == "running"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs import notebooks, reconciliation
+from jobs import notebooks
 from jobs.models import Job
 from runtime.specs import Outcome
 from tests.factories.jobs import start
@@ -22,9 +22,7 @@ class StartsNotebook:
     def append(self, _seconds):
         job = Job.objects.get()
         if job.state == "queued":
-            start(job)
-            self.customer.backend.start(job.attempts.get().run_name)
-            reconciliation.reconcile_job(job_pk=job.pk)
+            self.customer.run(job)
         else:
             # Anything but None means that there is something to connect to.
             self.monkeypatch.setattr(notebooks, "socket_of", lambda job: job.state == "running" or None)

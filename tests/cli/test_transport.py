@@ -10,10 +10,6 @@ from cli.transport import MAX_PAUSE_SECONDS, TRIES, Transport
 from tests.cli.conftest import Shell
 
 URL = "https://console.example.com"
-WHO = {
-    "email": "a@example.com", "role": "owner", "capabilities": [],
-    "organization": {"name": "A", "slug": "a", "service_active": True},
-}  # fmt: skip
 
 
 class Connection:

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 from django.core import mail
 from django.core.files.uploadedfile import SimpleUploadedFile
-from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 from PIL import Image
@@ -18,7 +17,7 @@ from console.accounts.roles import Role
 from console.installation import selectors
 from console.installation.models import MAX_LOGO_BYTES, Brand, LegalText, Notice, contrast
 from console.web.installation import DARK_CARD, mix
-from tests.factories.accounts import MembershipFactory, UserFactory
+from tests.factories.accounts import MembershipFactory, logged_in
 
 pytestmark = pytest.mark.django_db
 
@@ -34,12 +33,6 @@ def picture(width, height, file_format="PNG"):
     file = io.BytesIO()
     Image.new("1", (width, height)).save(file, file_format)
     return file.getvalue()
-
-
-@pytest.fixture
-def admin(client):
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    return client
 
 
 def test_the_operator_sets_name_logo_colour_and_support(admin, client):
@@ -130,8 +123,7 @@ def test_a_notice_is_on_every_page_in_its_time_until_it_is_deleted(admin):
     notice = Notice.objects.create(text="Maintenance <soon>", begins_at=now)
     Notice.objects.create(text="not yet", begins_at=now + timedelta(hours=1))
     Notice.objects.create(text="over", begins_at=now - timedelta(hours=2), ends_at=now - timedelta(hours=1))
-    member = Client()
-    member.force_login(MembershipFactory().user)
+    member = logged_in(MembershipFactory().user)
     for page in ("overview", "job_list"):
         shown = member.get(reverse(page)).content.decode()
         assert "Maintenance &lt;soon&gt;" in shown

@@ -351,9 +351,9 @@ class World:
         self.make("POST", "uploads/", tus(length=4, metadata=UPLOADED))
         self.upload = Upload.objects.get().key
         self.workspace_import = WorkspaceImportFactory(organization=self.owner.organization).pk
-        self.make("POST", "workspaces/", {"name": "gone"})
-        self.deleted = Workspace.objects.get(name="gone").pk
-        assert self.send("owner", "DELETE", "workspaces/gone/", None).status_code == 204
+        self.make("POST", "workspaces/", {"name": "matrix-gone"})
+        self.deleted = Workspace.objects.get(name="matrix-gone").pk
+        assert self.send("owner", "DELETE", "workspaces/matrix-gone/", None).status_code == 204
         self.save_card()
         self.make("PUT", "workspaces/spare/files/deleted.txt", Raw(b"deleted"))
         assert self.send("owner", "DELETE", "workspaces/spare/files/deleted.txt", None).status_code == 204

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import factory
+from django.test import Client
 from factory.django import DjangoModelFactory
 
 from console.accounts.models import Membership, Organization, Quota, User
@@ -42,3 +43,10 @@ class MembershipFactory(DjangoModelFactory):
     user = factory.SubFactory(UserFactory)
     organization = factory.SubFactory(OrganizationFactory)
     role = Role.OWNER
+
+
+def logged_in(user: User) -> Client:
+    """Return a browser in which the user is logged in."""
+    client = Client()
+    client.force_login(user)
+    return client

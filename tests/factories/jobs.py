@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from billing.models import Account, NodeSpec, Quote
 from console.accounts.models import Membership
 from console.accounts.roles import Role
+from console.core.errors import InvalidInput
 from jobs import activation, dispatch, lifecycle, orders, reconciliation, results
 from jobs.catalogue import seed
 from jobs.models import Attempt, Job, Order
@@ -84,19 +87,32 @@ class Customer:
         """Create a quote."""
         return orders.quote_order(membership=self.membership, data=self.form(**changes))
 
+    def refusals(self, **changes: Any) -> dict[str, str]:
+        """Return the messages, by field, of a request for a quote with invalid values."""
+        with pytest.raises(InvalidInput) as refused:
+            self.quote(**changes)
+        return {name: str(message) for name, message in refused.value.fields.items()}
+
     def order(self, **changes: Any) -> Order:
-        """Buy a quote."""
-        return orders.place_order(membership=self.membership, quote=self.quote(**changes))
+        """Buy a new quote."""
+        return self.place(self.quote(**changes))
+
+    def place(self, quote: Quote, key: str = "") -> Order:
+        """Buy a quote, by default without an idempotency key."""
+        return orders.place_order(membership=self.membership, quote=quote, idempotency_key=key)
 
     def job(self, **changes: Any) -> Job:
         """Return a job in the queue."""
         return self.order(**changes).job
 
     def started(self, *, at: float | None = None, **changes: Any) -> Attempt:
-        """Return a job's first attempt, which runs on all its nodes since `at` (Unix seconds; default: now)."""
-        job = self.job(**changes)
-        start(job)
-        attempt = job.attempts.get()
+        """Return a new job's first attempt, which runs as `run` lets it."""
+        return self.run(self.job(**changes), at=at)
+
+    def run(self, job: Job, *, at: float | None = None) -> Attempt:
+        """Return a queued job's next attempt, which runs on all its nodes since `at` (Unix seconds; default: now)."""
+        assert start(job)
+        attempt = job.attempts.last()
         self.backend.start(attempt.run_name, at=at)
         reconciliation.reconcile_job(job_pk=job.pk)
         return attempt

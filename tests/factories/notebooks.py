@@ -7,16 +7,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from django.conf import settings
 from django.db import connection
-from django.test import Client
 from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from console.accounts.models import Membership
-from jobs import notebooks, reconciliation
+from jobs import notebooks
 from jobs.models import Attempt
-from tests.factories.jobs import Customer, start
+from tests.factories.accounts import logged_in
+from tests.factories.jobs import Customer
 
 FAST_CHECKS = "jupyter_server_config.py"
 """Name of a settings file of JupyterLab, for a folder in JUPYTER_CONFIG_PATH. With FAST_CHECKS_SOURCE it checks twice a
@@ -41,22 +40,16 @@ def notebook_form(customer: Customer, **changes: Any) -> dict[str, Any]:
 def sell_notebook(customer: Customer, **changes: Any) -> Attempt:
     """Buy a notebook, and start its run. No JupyterLab listens in it."""
     quote = notebooks.quote_notebook(membership=customer.membership, data=notebook_form(customer, **changes))
-    job = notebooks.place_notebook(membership=customer.membership, quote=quote).job
-    start(job)
-    attempt = job.attempts.get()
-    customer.backend.start(attempt.run_name)
-    reconciliation.reconcile_job(job_pk=job.pk)
-    return attempt
+    return customer.run(notebooks.place_notebook(membership=customer.membership, quote=quote).job)
 
 
 class Browser:
     """A browser of a member with a session of the console at `url`. It has no session of the notebook until `enter`."""
 
     def __init__(self, url: str, membership: Membership, job: int) -> None:
-        self.session = Client()
-        self.session.force_login(membership.user)
+        self.session = logged_in(membership.user)
         self.http = httpx.Client(base_url=url, timeout=60)
-        self.http.cookies.set("sessionid", self.session.cookies[settings.SESSION_COOKIE_NAME].value)
+        self.http.cookies.set("sessionid", self.session.cookies["sessionid"].value)
         self.port = urlsplit(url).port
         self.job = job
         self.cookie = ""

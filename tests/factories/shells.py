@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from django.conf import settings
 from django.db import connection
-from django.test import Client
 from django.urls import reverse
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from console.accounts.models import Membership
+from tests.factories.accounts import logged_in
 
 ENDS = (b"i\x00\x04exit", b"i\x00\x01\x03")
 """Frames that end a shell, `exit` and Ctrl+C. A frame of input is the letter `i`, two bytes of length and text."""
@@ -65,9 +64,8 @@ class Browser:
 
     def __init__(self, url: str, membership: Membership) -> None:
         self.url = url
-        self.session = Client()
-        self.session.force_login(membership.user)
-        self.cookie = f"sessionid={self.session.cookies[settings.SESSION_COOKIE_NAME].value}"
+        self.session = logged_in(membership.user)
+        self.cookie = f"sessionid={self.session.cookies['sessionid'].value}"
 
     def websocket(self, job: int, *, node: int = 0, origin: str = "") -> connect:
         """Return a connection of the page's websocket."""

@@ -10,7 +10,7 @@ from jobs.models import Sweep, Trial
 from jobs.sweeps import progress
 from jobs.sweeps.purchase import place_sweep, quote_sweep
 from runtime.specs import Outcome
-from tests.factories.jobs import Customer, start
+from tests.factories.jobs import Customer
 
 SPACE = {
     "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
@@ -41,10 +41,7 @@ class Sweeper:
 
     def run(self, trial: Trial, *values: float, outcome: Outcome = Outcome.COMPLETED, ends: bool = True) -> None:
         """Let a trial's job run, report values of the metric, and end. `progress.advance` then continues the sweep."""
-        start(trial.job)
-        attempt = trial.job.attempts.get()
-        backend = self.customer.backend
-        backend.start(attempt.run_name)
+        attempt, backend = self.customer.run(trial.job), self.customer.backend
         for epoch, value in enumerate(values, start=1):
             backend.write(attempt.run_name, f"epoch {epoch} accuracy {value}\n")
         if ends:

@@ -33,13 +33,3 @@ def test_a_run_gets_its_packages_and_the_next_one_needs_no_installation(console,
     # The same layer, used later
     assert [layer[:2] for layer in layers(console)] == [layer[:2] for layer in installed]
     assert len(list(console.var.glob("packages/*/*/request.json"))) == 1  # one installation
-
-
-def test_a_misspelt_package_costs_nothing_and_the_page_says_why(console, buyer):
-    before = buyer.call("GET", "wallet/")
-    job = start(buyer, "alhpa\n")
-    ended = buyer.ended(job)
-    assert (ended["state"], ended["reason"], ended["cost_minor"]) == ("failed", "packages_failed", 0)
-    assert "alhpa was not found" in ended["detail"]
-    assert buyer.bill(job)["total_minor"] == 0
-    assert buyer.call("GET", "wallet/") == before

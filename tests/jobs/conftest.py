@@ -1,4 +1,4 @@
-"""Fixtures of the tests of jobs: sent tasks, other customers and browsers, and a running notebook."""
+"""Fixtures of the tests of jobs: sent tasks, other customers, and a running notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from django.db import connection
 
 from console.core import enqueue
-from tests.factories.accounts import UserFactory
 from tests.factories.jobs import Customer
 from tests.factories.notebooks import sell_notebook
 
@@ -35,13 +34,6 @@ def database_without_rows(django_db_setup, django_db_blocker):
 def other(db, backend):
     """A customer of another organization."""
     return Customer(backend)
-
-
-@pytest.fixture
-def admin(client, db):
-    """A browser of a superuser."""
-    client.force_login(UserFactory(is_staff=True, is_superuser=True))
-    return client
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 from zipfile import ZipFile
 
 import pytest
-from django.test import Client
 
 from billing import selectors as billing
 from console.accounts import services
@@ -19,7 +18,7 @@ from jobs import account_exports
 from jobs.models import MetricPoint
 from runtime.specs import Outcome
 from storage.models import Secret
-from tests.factories.accounts import PASSWORD, MembershipFactory
+from tests.factories.accounts import PASSWORD, MembershipFactory, logged_in
 
 pytestmark = pytest.mark.django_db
 
@@ -91,8 +90,7 @@ def test_an_owner_gets_the_organization_without_secrets(sweeper, customer, monke
 def test_a_person_gets_their_data_after_entering_the_password(customer):
     person = MembershipFactory(organization=customer.membership.organization, role=Role.VIEWER)
     _token, secret = services.create_token(membership=person, name="laptop")
-    browser = Client()
-    browser.force_login(person.user)
+    browser = logged_in(person.user)
     redirect = browser.get("/security/export/")
     browser.post(redirect.url, {"password": PASSWORD})
     texts = unpacked(browser.get("/security/export/").streaming_content)

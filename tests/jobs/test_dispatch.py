@@ -20,7 +20,8 @@ from tests.jobs.queueing import states, waiting
 
 
 def test_the_spec_has_what_was_bought(customer, backend):
-    customer.quota(max_running_nodes=7)
+    used = storage_selectors.storage_used(customer.organization)
+    customer.quota(max_running_nodes=7, max_storage_bytes=used + (5 << 20) + 17)  # 17 bytes are less than a MiB
     versions = [
         DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name=name)) for name in "ba"
     ]
@@ -33,7 +34,7 @@ def test_the_spec_has_what_was_bought(customer, backend):
     assert (spec.arguments, spec.datasets) == (("--x", "1 2"), ("b", "a"))
     assert spec.deadline_seconds == job.order.quote.deadline_seconds == 3600
     assert spec.checkpoint_key == f"job-{job.pk}"
-    assert (spec.node_kind, spec.organization_nodes) == ("nano", 7)
+    assert (spec.node_kind, spec.organization_nodes, spec.storage_left_mib) == ("nano", 7, 5)
     assert spec.labels["organization"] == customer.organization.slug
     assert [(mount.source.rsplit("/", 1)[-1], mount.target, mount.read_only) for mount in spec.mounts] == [
         (customer.workspace.folder, "/workspace", False),
@@ -199,14 +200,6 @@ def test_registry_credentials_reach_the_run_and_no_log(customer, backend, caplog
     assert specs[0].image.reference == "registry.example.com/team/train:1"
     assert "s3cret-word" not in caplog.text + repr(specs[0]) + specs[0].to_json()
     assert "s3cret-word" not in str(selectors.environment(selectors.job_for(customer.organization, own.pk)))
-
-
-def test_the_spec_has_the_storage_left_in_the_quota(customer, backend):
-    used = storage_selectors.storage_used(customer.organization)
-    customer.quota(max_storage_bytes=used + (5 << 20) + 17)  # 17 bytes are less than a MiB
-    job = customer.job()
-    start(job)
-    assert backend.runs[f"job-{job.pk}-1"].spec.storage_left_mib == 5
 
 
 def test_no_run_is_sold_that_has_no_room_for_its_results(customer):

@@ -3,7 +3,6 @@
 import pytest
 
 from billing.models import Quote
-from console.core.errors import InvalidInput
 from jobs import free_estimates, orders, selectors
 from jobs.errors import ChoiceUnavailable
 from jobs.models import Job
@@ -22,13 +21,6 @@ VALUE = "s3cr3t-of-the-test"
 
 def save(customer, name="API_TOKEN", value=VALUE):
     return secret_store.save_secret(organization=customer.organization, name=name, value=value)[0]
-
-
-def refusal(customer, **changes):
-    """Return the messages of an invalid purchase by field."""
-    with pytest.raises(InvalidInput) as caught:
-        parse(organization=customer.organization, data=customer.form(**changes))
-    return {name: str(sentence) for name, sentence in caught.value.fields.items()}
 
 
 def test_forms_and_json_are_read_alike(customer):
@@ -72,7 +64,7 @@ def test_a_refusal_names_the_field_and_the_reason(customer, other):
     save(other, "NONE")  # exists, but not in the customer's organization
     save(customer)
     for changes, field, words in REFUSED:
-        errors = refusal(customer, **changes)
+        errors = customer.refusals(**changes)
         assert list(errors) == [field], changes
         assert words in errors[field]
 
@@ -101,7 +93,7 @@ def test_a_secret_of_an_open_job_stays_and_a_quote_whose_secret_was_deleted_is_n
     secret_store.delete_secret(secret=secret)
     assert not Secret.objects.exists()
     with pytest.raises(ChoiceUnavailable):
-        orders.place_order(membership=customer.membership, quote=quote)
+        customer.place(quote)
     assert Job.objects.count() == 1
 
 
@@ -123,7 +115,7 @@ def test_dollar_signs_of_older_orders_keep_their_meaning(customer):
     for name in (EXPANDS_ARGUMENTS, "environment", "secrets"):
         del quote.purchase[name]
     quote.save()
-    job = orders.place_order(membership=customer.membership, quote=quote).job
+    job = customer.place(quote).job
     escaped = (["--path", "$$HOME", "a$$"], True)  # the same arguments as they are written now
     assert (job.arguments, job.expands_arguments) == escaped
     # A job that the earlier version created:
@@ -141,7 +133,7 @@ def test_the_quote_says_the_learning_rate_that_the_code_gets(customer, api):
     form = customer.form(lr="0.1", lr_scaling="linear", warmup_epochs=3, nodes=3, workers_per_node=2, notes="A\r\nB")
     quoted = client.post("/api/v1/quotes/", form).json()
     assert (quoted["learning_rate"], quoted["global_batch_size"]) == ("0.6", 192)  # of 6 ranks: 6 times 0.1, 6 times 32
-    job = orders.place_order(membership=customer.membership, quote=Quote.objects.get(pk=quoted["id"])).job
+    job = customer.place(Quote.objects.get(pk=quoted["id"])).job
     seen = selectors.environment(job)
     assert {name: seen[name] for name in ("LR", "LR_BASE", "LR_WARMUP_EPOCHS")} == {
         "LR": "0.6", "LR_BASE": "0.1", "LR_WARMUP_EPOCHS": "3",
@@ -163,7 +155,7 @@ def test_the_environment_is_known_before_the_purchase(customer, api):
     assert answer["arguments"] == ["--lr=0.02", "1", "$", "--local-rank=0"]
     environment = answer["environment"]
     assert environment.pop("API_TOKEN") == "***"
-    job = orders.place_order(membership=customer.membership, quote=quote).job
+    job = customer.place(quote).job
     seen = selectors.environment(job, 1)
     # Before the purchase the job has no number yet, and names of nodes have 0 in its place.
     numbered = {name for name in seen if seen[name] != environment[name]}

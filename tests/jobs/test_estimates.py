@@ -5,13 +5,12 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs import estimates, free_estimates, reconciliation
+from jobs import estimates, free_estimates
 from jobs.estimates import EarlierRun, estimate_from_runs, pace_of
 from jobs.models import Attempt, Job
 from jobs.purchase import parse
 from jobs.states import EndReason, JobState
 from runtime.specs import Outcome
-from tests.factories.jobs import start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 
@@ -142,11 +141,8 @@ def test_runs_on_the_same_data_and_batch_size_come_first(customer):
 def estimated(customer, *, seconds=60, epoch=3, **changes):
     """A free estimate on one node, which its time limit ended after `epoch` epochs."""
     job = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form(**changes)).job
-    start(job)  # claims and submits it
-    attempt = job.attempts.get()
     began = customer.backend.clock() - seconds
-    customer.backend.start(attempt.run_name, at=began)
-    reconciliation.reconcile_job(job_pk=job.pk)
+    attempt = customer.run(job, at=began)
     Job.objects.filter(pk=job.pk).update(epoch=epoch, progress=epoch / job.epochs)
     customer.end(attempt, Outcome.TIME_LIMIT, at=began + seconds)
     job.refresh_from_db()

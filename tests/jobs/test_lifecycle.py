@@ -160,17 +160,3 @@ def test_a_run_whose_image_cannot_be_used_is_not_retried(customer):
         lifecycle.end_attempt(attempt=job.attempts.get(), reason=EndReason.CODE_FAILED, failure=failure)
         job.refresh_from_db()
         assert job.state == (JobState.FAILED if code in image_codes else JobState.QUEUED), code
-
-
-def test_failed_placements_do_not_use_up_the_retries_of_the_platform(customer):
-    job = customer.job()
-    for outcome in (Outcome.NO_CAPACITY, Outcome.NODE_LOST, Outcome.NO_CAPACITY, Outcome.NODE_LOST):
-        Job.objects.filter(pk=job.pk).update(not_before=None)
-        dispatch.dispatch_queue()
-        name = job.attempts.last().run_name
-        if outcome is Outcome.NODE_LOST:
-            customer.backend.start(name)
-        customer.backend.end(name, outcome)
-        reconciliation.reconcile_job(job_pk=job.pk)
-        assert Job.objects.get(pk=job.pk).state in {JobState.QUEUED, JobState.STARTING}
-    assert not Receipt.objects.exists()

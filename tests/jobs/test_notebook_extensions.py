@@ -15,7 +15,6 @@ from jobs.errors import ChoiceUnavailable, IdempotencyConflict, NotExtensible, Q
 from jobs.models import Attempt, Job
 from runtime.specs import Outcome
 from tests.crashes import crash_at
-from tests.factories.jobs import start
 from tests.racing import together
 
 pytestmark = pytest.mark.django_db
@@ -145,9 +144,7 @@ def test_the_next_attempt_of_an_extended_notebook_has_its_time_and_gets_more(cus
     buy(customer, offer(customer, notebook))
     job = customer.end(notebook, Outcome.NODE_LOST)
     assert job.state == "queued"
-    start(job)
-    second = job.attempts.get(number=2)
-    customer.backend.start(second.run_name)
+    second = customer.run(job)
     assert_extended(customer, second, hours=3)
     buy(customer, offer(customer, second))
     assert_extended(customer, second, hours=4)

@@ -15,10 +15,6 @@ from storage import retention
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory
 
 
-def place(customer, quote, key=""):
-    return orders.place_order(membership=customer.membership, quote=quote, idempotency_key=key)
-
-
 def assert_nothing_bought(customer):
     assert not Order.objects.exists()
     assert not Job.objects.exists()
@@ -32,7 +28,7 @@ def test_an_order_holds_the_ceiling_and_queues_the_job(customer, sent_tasks, dja
     quote = customer.quote(datasets=["digits"], arguments=["--fast"])
     DatasetVersionFactory(dataset=dataset)  # published after the quote: not what was priced
     with django_capture_on_commit_callbacks(execute=True):
-        order = place(customer, quote, "key")
+        order = customer.place(quote, "key")
     job = order.job
     assert order.hold.amount_minor == quote.ceiling_minor == customer.wallet.held_minor
     assert (job.state, job.name, job.deadline_seconds) == (JobState.QUEUED, "train.py", quote.deadline_seconds)
@@ -45,20 +41,20 @@ def test_an_order_holds_the_ceiling_and_queues_the_job(customer, sent_tasks, dja
 
 def test_a_repeated_key_or_quote_returns_the_same_order(customer, other):
     quote = customer.quote()
-    order = place(customer, quote, "key")
-    assert place(customer, quote, "key") == order
+    order = customer.place(quote, "key")
+    assert customer.place(quote, "key") == order
     with pytest.raises(QuoteBought):
-        place(customer, quote, "another")
+        customer.place(quote, "another")
     with pytest.raises(IdempotencyConflict):
-        place(customer, customer.quote(), "key")
-    assert place(other, other.quote(), "key").organization == other.organization
+        customer.place(customer.quote(), "key")
+    assert other.place(other.quote(), "key").organization == other.organization
     keyless = customer.quote()
-    assert place(customer, keyless) == place(customer, keyless)
+    assert customer.place(keyless) == customer.place(keyless)
     assert Order.objects.count() == Job.objects.count() == Hold.objects.count() == 3  # one by the other customer
     Quote.objects.update(expires_at=timezone.now())
     activation.deactivate(membership=customer.membership)
     quote.refresh_from_db()
-    assert place(customer, quote, "key") == order, "a repeated order is only read"
+    assert customer.place(quote, "key") == order, "a repeated order is only read"
 
 
 def test_a_fixed_price_buys_no_week_of_node_time(customer):
@@ -85,7 +81,7 @@ def test_without_the_service_there_is_no_quote_and_no_order(customer):
     with pytest.raises(ServiceInactive):
         customer.quote()
     with pytest.raises(ServiceInactive):
-        place(customer, quote)
+        customer.place(quote)
     assert_nothing_bought(customer)
 
 
@@ -104,7 +100,7 @@ def test_a_choice_that_became_invalid_after_the_quote_buys_nothing(customer, fie
     quote = customer.quote(datasets=["digits"])
     change(customer)
     with pytest.raises(ChoiceUnavailable) as caught:
-        place(customer, quote)
+        customer.place(quote)
     assert field in caught.value.fields
     assert_nothing_bought(customer)
 

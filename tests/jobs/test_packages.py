@@ -5,7 +5,6 @@ from datetime import timedelta
 import pytest
 
 from billing.models import Receipt
-from console.core.errors import InvalidInput
 from jobs import dispatch, free_estimates, orders, packages, reruns, selectors
 from jobs.errors import QuotaExceeded
 from jobs.models import Job, PackageLayer
@@ -70,10 +69,8 @@ def installer(monkeypatch):
     return Installer(monkeypatch)
 
 
-def refusal(customer, **changes):
-    with pytest.raises(InvalidInput) as refused:
-        customer.quote(**{"requirements": "requirements.txt", **changes})
-    return refused.value.fields["requirements"]
+def refusal(customer, requirements="requirements.txt"):
+    return customer.refusals(requirements=requirements)["requirements"]
 
 
 def test_a_job_waits_for_its_packages_and_then_runs_with_them(customer, installer):

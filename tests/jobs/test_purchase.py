@@ -17,13 +17,6 @@ from tests.factories.jobs import make_medium_too_large, start
 from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ImageFactory, WorkspaceFactory
 
 
-def refusals(customer, **changes):
-    """Return the messages of an invalid purchase by field."""
-    with pytest.raises(InvalidInput) as caught:
-        parse(organization=customer.organization, data=customer.form(**changes))
-    return {name: str(sentence) for name, sentence in caught.value.fields.items()}
-
-
 def read(customer, **changes):
     """Return the valid purchase."""
     return parse(organization=customer.organization, data=customer.form(**changes))
@@ -62,26 +55,26 @@ def test_an_error_is_reported_only_at_its_field_and_all_errors_at_once(customer)
     DatasetFactory(organization=customer.organization, name="empty")
     DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="full"))
     for field, value in [(name, value) for name, values in INVALID.items() for value in values]:
-        errors = refusals(customer, **{field: value})
+        errors = customer.refusals(**{field: value})
         assert list(errors) == [field], value
         assert errors[field].endswith(".")
         assert not any(words in errors[field] for words in ("codec", "NUL (0x00)"))
-    assert refusals(customer, lr="0." + "1" * 31)["lr"] == "The learning rate must have at most 32 characters."
-    assert "must be a number" in refusals(customer, lr="nan")["lr"]
-    assert "too large" in refusals(customer, lr="1e999")["lr"]
-    assert set(refusals(customer, node_spec="none", from_checkpoint=1)) == {"node_spec"}
+    assert customer.refusals(lr="0." + "1" * 31)["lr"] == "The learning rate must have at most 32 characters."
+    assert "must be a number" in customer.refusals(lr="nan")["lr"]
+    assert "too large" in customer.refusals(lr="1e999")["lr"]
+    assert set(customer.refusals(node_spec="none", from_checkpoint=1)) == {"node_spec"}
     # Fields that are left unchecked when a field on which they depend is invalid.
     dependent = {"code_path", "on_hang", "min_nodes", "controller", "collective_timeout_seconds", "stall_check_seconds"}
     wrong = {name: values[0] for name, values in INVALID.items() if name not in dependent}
-    assert set(refusals(customer, **wrong)) == set(wrong)
+    assert set(customer.refusals(**wrong)) == set(wrong)
     with pytest.raises(InvalidInput) as caught:
         parse(organization=customer.organization, data={})
     required = {"product", "framework", "image", "workspace", "code_path", "nodes", "lr", "epochs"}
     assert required <= set(caught.value.fields)
-    assert "tensorflow" in refusals(customer, framework="tensorflow")["image"]
+    assert "tensorflow" in customer.refusals(framework="tensorflow")["image"]
     Product.objects.filter(name="metered").update(is_active=False)
     NodeSpec.objects.filter(name="nano").update(is_active=False)
-    assert set(refusals(customer)) == {"product", "node_spec"}
+    assert set(customer.refusals()) == {"product", "node_spec"}
 
 
 def test_values_are_read_as_forms_and_json_send_them(customer):
@@ -119,17 +112,17 @@ def test_a_version_of_a_dataset_can_be_chosen(customer):
         assert again.dataset_versions == (version,)
     retention.delete_version(version=second)
     for wrong in ("digits@2", "digits@9"):
-        assert "4, 3, 1" in refusals(customer, datasets=[wrong])["datasets"]
+        assert "4, 3, 1" in customer.refusals(datasets=[wrong])["datasets"]
     for wrong in ("digits@", "digits@x", "digits@0", "digits@-1", "digits@1@2", "digits@" + "9" * 5000, "digits@²"):
-        assert set(refusals(customer, datasets=[wrong])) == {"datasets"}
-    assert set(refusals(customer, datasets=["digits@1", "digits"])) == {"datasets"}
+        assert set(customer.refusals(datasets=[wrong])) == {"datasets"}
+    assert set(customer.refusals(datasets=["digits@1", "digits"])) == {"datasets"}
 
 
 def test_objects_of_another_organization_do_not_exist(customer, other):
     ImageFactory(organization=other.organization, name="theirs", reference="r.example/x")
     WorkspaceFactory(organization=other.organization, name="theirs")
     foreign = DatasetVersionFactory(dataset=DatasetFactory(organization=other.organization, name="theirs"))
-    errors = refusals(customer, image="theirs", workspace="theirs", datasets=["theirs"])
+    errors = customer.refusals(image="theirs", workspace="theirs", datasets=["theirs"])
     assert set(errors) == {"image", "workspace", "datasets"}
     assert set(errors.values()) == {"This object does not exist in your organization."}
     own = DatasetVersionFactory(dataset=DatasetFactory(organization=customer.organization, name="digits"))
@@ -142,13 +135,13 @@ def test_objects_of_another_organization_do_not_exist(customer, other):
 
 def test_nodes_that_never_fit_are_refused_with_what_would(customer):
     # The fake cluster has 8 cores, and a node of medium takes 2.
-    too_many = refusals(customer, nodes=5, node_spec="medium")["nodes"]
+    too_many = customer.refusals(nodes=5, node_spec="medium")["nodes"]
     assert "do not fit in this cluster. It has capacity for at most 4" in too_many
     customer.quota(max_running_nodes=3)
-    assert "can run at most 3 nodes" in refusals(customer, nodes=4)["nodes"]
+    assert "can run at most 3 nodes" in customer.refusals(nodes=4)["nodes"]
     make_medium_too_large()
     customer.quota(max_running_nodes=8)  # so that the quota is not the reason
-    error = refusals(customer, nodes=1, node_spec="medium")["nodes"]
+    error = customer.refusals(nodes=1, node_spec="medium")["nodes"]
     assert error == "No machine in this cluster is large enough for a node of medium. Choose another node spec."
 
 
@@ -161,7 +154,7 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
     closed = dataclasses.replace(machine, closed_to=frozenset({"nano"}))
     with monkeypatch.context() as patch:
         patch.setattr(backend, "capacity", lambda: Capacity((closed,), placed_kinds=frozenset({"nano"})))
-        assert "is large enough for a node of nano" in refusals(customer, node_spec="nano")["nodes"]
+        assert "is large enough for a node of nano" in customer.refusals(node_spec="nano")["nodes"]
         assert read(customer, node_spec="small").nodes == 2
         patch.setattr(backend, "capacity", lambda: Capacity((), elastic=True))
         assert read(customer, nodes=5, node_spec="medium").nodes == 5
@@ -171,12 +164,12 @@ def test_only_machines_for_the_node_spec_count_and_an_elastic_or_absent_cluster_
 
 def test_a_gpu_spec_has_one_process_for_each_gpu_and_refuses_images_that_would_leave_them_idle(customer, backend):
     NodeSpec.objects.filter(name="nano").update(gpus=2, gpu_type="H200", cpus=1)
-    assert "image" not in refusals(customer, nodes=0)  # `nodes` is invalid, so that there are messages to read
+    assert "image" not in customer.refusals(nodes=0)  # `nodes` is invalid, so that there are messages to read
     backend.images_for_cpus.add("pytorch")
-    assert "cannot use GPUs" in refusals(customer, nodes=0)["image"]
+    assert "cannot use GPUs" in customer.refusals(nodes=0)["image"]
     backend.available = False  # so that nothing is refused because of the image or of missing GPUs
     assert read(customer, workers_per_node=None).workers_per_node == 2
-    assert "1 to 2" in refusals(customer, workers_per_node=3)["workers_per_node"]
+    assert "1 to 2" in customer.refusals(workers_per_node=3)["workers_per_node"]
 
 
 # --- Fault tolerance -------------------------------------------------------------------------------------------------
@@ -218,20 +211,20 @@ def test_by_default_there_is_no_fault_tolerance_and_a_back_off_belongs_to_retrie
     assert bought(customer, retries=1).retry_backoff_seconds == DEFAULT_BACKOFF_SECONDS
     assert bought(customer, retries=1, retry_backoff_seconds=0).retry_backoff_seconds == 0
     assert bought(customer, retries=0, retry_backoff_seconds=90).retry_backoff_seconds == 0
-    assert list(refusals(customer, retries=1, retry_backoff_seconds=99_999)) == ["retry_backoff_seconds"]
+    assert list(customer.refusals(retries=1, retry_backoff_seconds=99_999)) == ["retry_backoff_seconds"]
 
 
 def test_tensorflow_needs_all_its_nodes(customer):
     Image.objects.filter(name="pytorch").update(frameworks=["tensorflow"])
-    assert "fewer nodes" in refusals(customer, framework="tensorflow", min_nodes=1)["min_nodes"]
+    assert "fewer nodes" in customer.refusals(framework="tensorflow", min_nodes=1)["min_nodes"]
     assert bought(customer, framework="tensorflow", min_nodes=2).min_nodes == 0, "a minimum of all nodes is no minimum"
 
 
 def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
-    assert "has no MPI" in refusals(customer, controller="mpi", **horovod)["controller"]
+    assert "has no MPI" in customer.refusals(controller="mpi", **horovod)["controller"]
     backend.images_with_mpi.add("pytorch")
     assert bought(customer, controller="mpi", **horovod).controller is Controller.MPI
-    assert "has no MPI support" in refusals(customer, controller="mpi")["controller"], "built-in PyTorch lacks MPI"
+    assert "has no MPI support" in customer.refusals(controller="mpi")["controller"], "built-in PyTorch lacks MPI"
     Image.objects.create(
         organization=customer.organization, name="own", reference="r.example.com/own:1", frameworks=["pytorch"]
     )
@@ -240,7 +233,7 @@ def test_mpi_is_used_where_the_image_has_it(customer, backend, horovod):
     backend.images_with_mpi.add("")
     assert bought(customer, controller="mpi", image="own").controller is Controller.MPI
     Image.objects.filter(name="own").update(frameworks=["tensorflow"])
-    tensorflow = refusals(customer, controller="mpi", image="own", framework="tensorflow")
+    tensorflow = customer.refusals(controller="mpi", image="own", framework="tensorflow")
     assert "does not use MPI" in tensorflow["controller"]
     backend.images_with_mpi.clear()
     backend.available = False  # a cluster that cannot be asked refuses nothing

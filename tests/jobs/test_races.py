@@ -15,17 +15,13 @@ from tests.racing import together
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("sent_tasks")]
 
 
-def place(customer, quote, key=""):
-    return orders.place_order(membership=customer.membership, quote=quote, idempotency_key=key)
-
-
 def count(results, kind):
     return sum(isinstance(result, kind) for result in results)
 
 
 def test_one_quote_under_four_keys_is_bought_once(customer):
     quote = customer.quote()
-    results = together(*[lambda key=key: place(customer, Quote.objects.get(pk=quote.pk), key) for key in "abcd"])
+    results = together(*[lambda key=key: customer.place(Quote.objects.get(pk=quote.pk), key) for key in "abcd"])
     assert (count(results, Order), count(results, QuoteBought)) == (1, 3)
     assert customer.wallet.held_minor == quote.ceiling_minor
 
@@ -34,7 +30,7 @@ def test_the_last_place_in_a_quota_is_taken_once_and_a_repeated_request_gets_the
     customer.quota(max_open_jobs=1)
     quote, rival = customer.quote(), customer.quote()
     results = together(
-        lambda: place(customer, quote, "a"), lambda: place(customer, quote, "a"), lambda: place(customer, rival)
+        lambda: customer.place(quote, "a"), lambda: customer.place(quote, "a"), lambda: customer.place(rival)
     )
     order = Order.objects.get()
     assert count(results, QuotaExceeded) in {1, 2}  # two if the rival was first

@@ -3,7 +3,6 @@
 import pytest
 
 from billing.models import NodeSpec
-from console.core.errors import InvalidInput
 from jobs import images
 from runtime.backends.slurm.backend import SlurmBackend
 from runtime.backends.slurm.config import SlurmConfig
@@ -35,16 +34,9 @@ def slurm(settings, tmp_path, monkeypatch):
     return connect
 
 
-def refusal(customer, **changes):
-    """Return the errors of a quote for the image `own` by their field."""
-    with pytest.raises(InvalidInput) as refused:
-        customer.quote(image="own", **changes)
-    return {field: str(sentence) for field, sentence in refused.value.fields.items()}
-
-
 def test_own_images_are_sold_only_where_containers_are_set(customer, own, slurm):
     slurm()
-    assert "pulls no images" in refusal(customer)["image"]
+    assert "pulls no images" in customer.refusals(image="own")["image"]
     assert "pulls no images" in images.problem(own)
     assert not images.any_cluster_pulls_images()
     slurm(containers="oci")
@@ -56,8 +48,9 @@ def test_own_images_are_sold_only_where_containers_are_set(customer, own, slurm)
 @pytest.mark.usefixtures("own")
 def test_mpi_packages_and_gpus_are_refused_for_own_images(customer, slurm):
     slurm(containers="oci")
-    assert "Choose Gloo" in refusal(customer, framework="horovod", controller="mpi")["controller"]
+    assert "Choose Gloo" in customer.refusals(image="own", framework="horovod", controller="mpi")["controller"]
     customer.write("requirements.txt", "einops\n")
-    assert "in addition to your own images" in refusal(customer, requirements="requirements.txt")["requirements"]
+    refused = customer.refusals(image="own", requirements="requirements.txt")
+    assert "in addition to your own images" in refused["requirements"]
     NodeSpec.objects.filter(name="nano").update(gpus=1)
-    assert "can't give GPUs to your own images" in refusal(customer)["image"]
+    assert "can't give GPUs to your own images" in customer.refusals(image="own")["image"]

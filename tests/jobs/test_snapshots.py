@@ -110,7 +110,7 @@ def test_a_script_that_is_swapped_before_the_order_is_not_read(customer, swap, m
 
     monkeypatch.setattr(orders, "parse", then_swap)
     with pytest.raises(ChoiceUnavailable) as refused:
-        orders.place_order(membership=customer.membership, quote=quote)
+        customer.place(quote)
     assert set(refused.value.fields) == {"code_path"}
     assert not Order.objects.exists()
     assert not ScriptSnapshot.objects.exists()

@@ -102,7 +102,7 @@ def test_a_choice_deleted_between_the_check_and_the_order_is_not_bought(customer
 
     monkeypatch.setattr(orders, "parse", then_delete)
     with pytest.raises(ChoiceUnavailable):
-        orders.place_order(membership=customer.membership, quote=quote)
+        customer.place(quote)
     assert not Order.objects.exists()
 
 
@@ -120,7 +120,7 @@ def test_a_shared_dataset_is_used_and_kept_until_the_runs_of_others_have_ended(c
         assert f"#{attempt.job_id}" not in sentence
         assert attempt.job.name not in sentence
     with pytest.raises(ChoiceUnavailable):
-        orders.place_order(membership=other.membership, quote=quote)
+        other.place(quote)
     other.end(attempt, Outcome.COMPLETED)
     for delete in deletions(customer, version)[:2]:
         delete()

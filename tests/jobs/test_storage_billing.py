@@ -11,7 +11,7 @@ from billing import pricebooks, receivables, storage_charges
 from billing.models import BillingPolicy, Price, StorageBalance, StorageDay
 from billing.pricebooks import current_book
 from billing.pricing import PriceKind
-from jobs import expiry, orders, storage_billing
+from jobs import expiry, storage_billing
 from jobs.errors import QuotaExceeded
 from jobs.models import Job
 from storage import selectors
@@ -90,7 +90,7 @@ def test_unpaid_storage_is_announced_then_stops_writes_then_costs_the_oldest_fil
     unpaid_for(8)
     assert selectors.quota_left(priced.organization) == 0
     with pytest.raises(QuotaExceeded, match="can't pay for storage"):
-        orders.place_order(membership=priced.membership, quote=quote)
+        priced.place(quote)
     assert not Job.objects.exclude(keep_until=None).exists(), "no file is to be deleted yet"
 
     unpaid_for(61)  # deletions begin after 60 days, one job a day

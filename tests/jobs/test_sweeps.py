@@ -9,7 +9,7 @@ from billing import credit, pricebooks
 from billing.models import CreditGrant, Hold, Quote, Receipt
 from billing.selectors import wallet
 from console.core.errors import InvalidInput
-from jobs import dispatch, orders, reconciliation, telemetry
+from jobs import dispatch, reconciliation, telemetry
 from jobs.errors import AlreadyEnded, ChoiceUnavailable, IdempotencyConflict, QuotaExceeded, QuoteBought
 from jobs.models import Job, Product, Sweep, Trial
 from jobs.sweeps import progress, selectors
@@ -17,7 +17,6 @@ from jobs.sweeps.purchase import place_sweep, quote_extension, quote_sweep, stop
 from jobs.sweeps.suggestions import PruningDecision, suggest
 from runtime.specs import Outcome
 from tests.books import BROKEN_BOOKS, BROKEN_ORDERS, broken
-from tests.factories.jobs import start
 from tests.factories.sweeps import SPACE
 
 pytestmark = pytest.mark.django_db
@@ -138,9 +137,7 @@ def test_a_search_against_cost_marks_trials_that_no_other_beats_in_value_and_cos
     now = customer.backend.clock()
     for value, seconds in ((0.5, 600), (0.9, 1800), (0.7, 2400)):
         trial = sweep.trials.get(outcome="")
-        start(trial.job)
-        name = trial.job.attempts.get().run_name
-        customer.backend.start(name, at=now)
+        name = customer.run(trial.job, at=now).run_name
         customer.backend.write(name, f"epoch 1 accuracy {value}\n")
         customer.backend.end(name, Outcome.COMPLETED, at=now + seconds)
         reconciliation.follow(run_name=name)
@@ -264,14 +261,14 @@ def test_a_quote_buys_one_sweep_and_none_buys_both_a_run_and_a_sweep(sweeper, cu
     with pytest.raises(IdempotencyConflict):
         buy(sweeper.quote(), "k")
     with pytest.raises(InvalidInput):
-        orders.place_order(membership=customer.membership, quote=sweeper.quote())
+        customer.place(sweeper.quote())
     with pytest.raises(InvalidInput):
         buy(customer.quote(), "m")
     assert Hold.objects.filter(state=Hold.States.HELD).count() == 1
     progress.advance(sweep_pk=first.pk)
     child = Quote.objects.get(order__job__trial__number=0)  # the quote of a trial, which the sweep bought
     with pytest.raises(QuoteBought):
-        orders.place_order(membership=customer.membership, quote=child, idempotency_key="mine")
+        customer.place(child, "mine")
     assert first.trials.count() == 2
 
 

@@ -30,14 +30,13 @@ def lines(job, rule):
 
 
 def next_attempt(customer, job, *, at):
-    """The next attempt, running since `at`."""
+    """The next attempt, running since `at`, or not yet running if that is None."""
     Job.objects.filter(pk=job.pk).update(not_before=None)
     job.refresh_from_db()
-    assert start(job)
-    attempt = job.attempts.last()
-    customer.backend.start(attempt.run_name, at=at)
-    reconciliation.reconcile_job(job_pk=job.pk)
-    return attempt
+    if at is None:
+        assert start(job)
+        return job.attempts.last()
+    return customer.run(job, at=at)
 
 
 def end(customer, attempt, *, at, outcome=Outcome.CODE_FAILED):
@@ -141,20 +140,21 @@ def test_the_next_attempt_gets_what_is_left_of_the_ceiling_and_all_stay_under_it
     assert (job.state, job.reason) == (JobState.FAILED, EndReason.CODE_FAILED), "too little time is left"
 
 
-def test_faults_of_the_platform_do_not_use_up_the_retries(customer):
+PLATFORM_AND_CODE = ("no_capacity", "node_lost", "code_failed", "no_capacity", "platform_error", "code_failed")
+
+
+def test_platform_faults_and_failed_placements_use_up_neither_the_retries_nor_each_other(customer):
     began = time.time() - 5000
-    attempt = customer.started(at=began, retries=1, retry_backoff_seconds=0)
-    job = end(customer, attempt, at=began + 100, outcome=Outcome.NODE_LOST)
-    attempt = next_attempt(customer, job, at=began + 200)
-    job = end(customer, attempt, at=began + 300)
-    assert (job.state, job.waiting_code) == (JobState.QUEUED, "retry")
-    attempt = next_attempt(customer, job, at=began + 400)
-    job = end(customer, attempt, at=began + 500, outcome=Outcome.PLATFORM_ERROR)
-    attempt = next_attempt(customer, job, at=began + 600)
-    job = end(customer, attempt, at=began + 700)
+    job = customer.job(retries=1, retry_backoff_seconds=0)
+    for number, outcome in enumerate(map(Outcome, PLATFORM_AND_CODE)):
+        assert job.state == JobState.QUEUED, f"after {number} attempts"
+        assert not Receipt.objects.exists()
+        attempt = next_attempt(customer, job, at=None if outcome is Outcome.NO_CAPACITY else began + 200 * number)
+        job = end(customer, attempt, at=began + 200 * number + 100, outcome=outcome)
     assert job.state == JobState.FAILED
     assert receipt(job).total_minor == 10  # the two attempts that the code failed, 100 s each
-    assert [line["evidence"]["reason"] for line in lines(job, "platform_fault")] == ["node_lost", "platform_error"]
+    faults = [line["evidence"]["reason"] for line in lines(job, "platform_fault")]
+    assert faults == [each for each in PLATFORM_AND_CODE if each != "code_failed"]
 
 
 def hang(customer, attempt, *, at, progress_at):

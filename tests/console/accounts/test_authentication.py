@@ -17,7 +17,7 @@ from console.accounts.authentication import TokenAuthentication
 from console.accounts.middleware import ORGANIZATION_SESSION_KEY, OrganizationMiddleware
 from console.accounts.models import ApiToken, AuditEvent, Membership
 from console.accounts.roles import Capability, Role
-from tests.factories.accounts import MembershipFactory, UserFactory
+from tests.factories.accounts import MembershipFactory, UserFactory, logged_in
 
 pytestmark = pytest.mark.django_db
 WHOAMI = "/api/v1/whoami/"
@@ -210,8 +210,7 @@ def test_the_first_membership_is_used_unless_another_is_chosen_or_there_is_none(
 
 def request_by_session(membership):
     """Return a request of the API framework with the session of a logged-in browser, and the browser."""
-    client = Client()
-    client.force_login(membership.user)
+    client = logged_in(membership.user)
     request = RequestFactory().get("/")
     request.user, request.session = membership.user, client.session
     OrganizationMiddleware(lambda passed: passed)(request)

@@ -20,7 +20,7 @@ from console.accounts.models import AuditEvent
 from console.accounts.openid import SCOPES, is_redirect_uri
 from console.accounts.roles import Role
 from tests.console.test_request_matrix import ROUTES
-from tests.factories.accounts import PASSWORD, MembershipFactory
+from tests.factories.accounts import PASSWORD, MembershipFactory, logged_in
 from tests.factories.notebooks import notebook_form
 
 pytestmark = pytest.mark.django_db
@@ -44,9 +44,7 @@ def hub():
 @pytest.fixture
 def browser(owner):
     """The test client in which the owner is logged in."""
-    client = Client()
-    client.force_login(owner.user)
-    return client
+    return logged_in(owner.user)
 
 
 def authorization_url(hub, **changes):
@@ -221,8 +219,7 @@ def test_a_token_acts_in_an_organization_that_the_person_may_use_now(hub, browse
 
 
 def test_a_person_ends_an_access_and_a_new_password_ends_all(hub, browser, stranger):
-    got, other = log_in_to(browser, hub), Client()
-    other.force_login(stranger.user)
+    got, other = log_in_to(browser, hub), logged_in(stranger.user)
     end = reverse("security_end_client_access", args=[hub.pk])
     assert end not in other.get(reverse("security")).content.decode()
     other.post(end)  # must not end another person's access

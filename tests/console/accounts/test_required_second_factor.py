@@ -5,7 +5,6 @@ import re
 
 import pytest
 from allauth.mfa.models import Authenticator
-from django.test import Client
 from django.urls import reverse
 
 from console.accounts import second_factors, service_accounts, services
@@ -14,7 +13,7 @@ from console.accounts.models import AuditEvent, Organization
 from console.accounts.roles import Capability, Role
 from tests.console.routes import routes_of
 from tests.console.test_request_matrix import ROUTES
-from tests.factories.accounts import MembershipFactory, UserFactory
+from tests.factories.accounts import MembershipFactory, UserFactory, logged_in
 
 pytestmark = pytest.mark.django_db
 SECURITY = "/security/"
@@ -44,12 +43,6 @@ def protect(user):
 def path_of(route):
     """Return a path that matches a route."""
     return re.sub(r"<(?:(\w+):)?\w+>", lambda match: ARGUMENTS.get(match[1], "x"), route)
-
-
-def logged_in(user):
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from django.urls import reverse
 from console.accounts import second_factors, user_agents
 from console.accounts.models import AuditEvent
 from tests.console.accounts.conftest import forwarded_for
-from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory
+from tests.factories.accounts import PASSWORD, MembershipFactory, UserFactory, logged_in
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("proxied")]
 
@@ -98,8 +98,7 @@ def test_the_admin_needs_the_second_factor_too():
 
 
 def test_a_change_of_factors_needs_the_password_again_and_an_administrator_may_reset(user, admin_client):
-    client = Client()
-    client.force_login(user)
+    client = logged_in(user)
     for name in ("mfa_activate_totp", "mfa_add_webauthn"):
         assert client.get(reverse(name)).url.startswith(reverse("account_reauthenticate"))
     set_up_authenticator_app(user)

@@ -3,7 +3,6 @@
 import pytest
 from django.contrib.auth import authenticate
 from django.core import mail
-from django.test import Client
 from django.utils import timezone
 from rest_framework.test import APIClient
 
@@ -11,6 +10,7 @@ from console.accounts import selectors, service_accounts
 from console.accounts.models import ApiToken, AuditEvent, Membership, ServiceAccount, User
 from console.accounts.roles import Capability, Role
 from console.core.errors import InvalidInput
+from tests.factories.accounts import logged_in
 
 pytestmark = pytest.mark.django_db
 
@@ -68,8 +68,7 @@ def test_a_service_account_cannot_log_in_even_with_a_password_or_a_session(robot
     user.set_password("a password that somebody set")
     user.save()
     assert authenticate(username=user.email, password="a password that somebody set") is None
-    page = Client()
-    page.force_login(user)
+    page = logged_in(user)
     assert page.get("/wallet/").status_code == 302
     page.post("/accounts/password/reset/", {"email": user.email})
     assert not any(user.email in message.to and "reset/key" in message.body for message in mail.outbox)
@@ -110,8 +109,7 @@ def test_a_limited_token_creates_no_account_or_token_that_may_do_more(owner, rob
 
 
 def test_the_pages_create_an_account_and_show_a_token_once(owner):
-    page = Client()
-    page.force_login(owner.user)
+    page = logged_in(owner.user)
     assert b"small letters" in page.post("/organization/service-accounts/", {"name": "No", "role": "member"}).content
     made = page.post("/organization/service-accounts/", {"name": "robot", "role": "member"})
     assert b"ty_" in page.post(made.url, {"name": "ci", "scopes": ["run"], "days": "30"}).content

@@ -16,7 +16,6 @@ from jobs.models import Sweep
 from jobs.sweeps import progress
 from runtime.specs import Outcome
 from tests.factories.accounts import MembershipFactory
-from tests.factories.jobs import start
 
 pytestmark = pytest.mark.django_db
 
@@ -44,9 +43,7 @@ def test_ends_of_jobs_are_listed_and_a_failure_is_mailed_to_the_buyer(client, cu
 
 def test_a_free_run_that_failed_is_not_said_to_cost_anything(client, customer, backend):
     job = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form()).job
-    start(job)
-    backend.start(f"job-{job.pk}-1")
-    customer.end(job.attempts.get(), Outcome.OUT_OF_MEMORY)
+    customer.end(customer.run(job), Outcome.OUT_OF_MEMORY)
     run_mails.send_due()
     [sent] = mail.outbox
     client.force_login(customer.membership.user)

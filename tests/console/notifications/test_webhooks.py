@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import json
-import threading
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,6 +15,7 @@ from console.core.errors import InvalidInput
 from console.notifications import delivery, services
 from console.notifications.models import Delivery, Notification, Webhook
 from tests.factories.accounts import MembershipFactory
+from tests.http_server import serving
 
 pytestmark = pytest.mark.django_db
 DATA = {"amount_minor": 500, "currency": "USD"}
@@ -46,12 +46,8 @@ class Handler(BaseHTTPRequestHandler):
 def receiver(settings):
     """A running Receiver at a private address, to which the console may send in this test."""
     settings.WEBHOOK_PRIVATE_ADDRESSES = True
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(Receiver()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def publish(organization, kind="wallet.topped_up"):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from console.observability import celery_signals, tracing
 from jobs import reconciliation, traces
 from jobs.models import Job
 from runtime.specs import Outcome
-from tests.factories.jobs import Customer, start
+from tests.factories.jobs import Customer
+from tests.http_server import serving
 
 ROOT = Path(__file__).resolve().parents[3]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,14 +57,7 @@ class Receiver:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def stop(self):
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
     def resources(self):
         tracing.flush()
@@ -84,12 +77,12 @@ def receiver(monkeypatch):
     """A Receiver to which this process sends its spans."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     created = Receiver()
-    tracing.start(endpoint=created.url)
-    yield created
-    tracing.flush()
-    tracing._provider.shutdown()
-    tracing.start(endpoint="")
-    created.stop()
+    with serving(created.server):
+        tracing.start(endpoint=created.url)
+        yield created
+        tracing.flush()
+        tracing._provider.shutdown()
+        tracing.start(endpoint="")
 
 
 def attributes(holder):
@@ -214,10 +207,7 @@ def test_each_attempt_has_its_own_span_and_its_queue_begins_when_the_last_one_en
     assert "TRACEPARENT" not in backend.environment(backend.runs[first.run_name].spec, 0)  # the job is not traced yet
     Job.objects.filter(pk=first.job_id).update(traceparent=PARENT)
     job = customer.end(first, Outcome.NODE_LOST)
-    start(job)
-    second = job.attempts.get(number=2)
-    backend.start(second.run_name)
-    reconciliation.reconcile_job(job_pk=job.pk)
+    second = customer.run(job)
     customer.end(second, Outcome.COMPLETED)
     first.refresh_from_db()
     second.refresh_from_db()

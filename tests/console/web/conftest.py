@@ -1,9 +1,9 @@
 """A completed job, and Django's test clients in place of browsers, logged in as members."""
 
 import pytest
-from django.test import Client
 
 from runtime.specs import Outcome
+from tests.factories.accounts import logged_in
 
 
 @pytest.fixture
@@ -15,13 +15,7 @@ def completed_job(customer):
 @pytest.fixture
 def browser():
     """`browser(membership)` is a client that is logged in as the member."""
-
-    def client(membership):
-        logged_in = Client()
-        logged_in.force_login(membership.user)
-        return logged_in
-
-    return client
+    return lambda membership: logged_in(membership.user)
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """The pages that close an organization and delete an account."""
 
 import pytest
-from django.test import Client
 
 from console.accounts.models import Closure, User
 from console.accounts.roles import Role
-from tests.factories.accounts import PASSWORD, MembershipFactory
+from tests.factories.accounts import PASSWORD, MembershipFactory, logged_in
 
 pytestmark = pytest.mark.django_db
 
@@ -34,8 +33,7 @@ def test_the_page_names_what_prevents_the_closure_in_place_of_the_form(owner_pag
 
 def test_a_person_deletes_their_own_account_with_the_password():
     person = MembershipFactory(role=Role.MEMBER).user
-    client = Client()
-    client.force_login(person)
+    client = logged_in(person)
     asked = client.get("/security/delete/")
     assert asked.status_code == 302
     assert "reauthenticate" in asked.url

@@ -25,15 +25,11 @@ ENDLESS = "9" * 5000
 """More digits than Python converts to an integer."""
 
 
-def _text(answer):
-    return str(answer.text)
-
-
 def test_a_dataset_is_created_and_deleted(owner_page):
     create = lambda name: owner_page.post(reverse("dataset_new"), {"name": name})
-    assert "lowercase letters" in _text(create("Not A Name"))
+    assert "lowercase letters" in create("Not A Name").text
     assert create("digits").status_code == 302
-    assert "This name is taken" in _text(create("digits"))
+    assert "This name is taken" in create("digits").text
     assert owner_page.post(reverse("dataset_delete", args=["digits"])).status_code == 302
     assert Dataset.objects.get().deleted_at is not None
 
@@ -64,7 +60,7 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
 
     def send(name, source, target):
         form = {"source": source, "target": target}
-        return _text(owner_page.post(reverse(name, args=["main"]), form, follow=True))
+        return owner_page.post(reverse(name, args=["main"]), form, follow=True).text
 
     for outside in ("../secret", "a/../../secret"):
         assert "leaves its folder" in send("workspace_move", "notes/a.md", outside)
@@ -80,7 +76,7 @@ def test_files_of_a_workspace_are_created_saved_moved_copied_and_deleted(custome
 def test_a_save_over_another_one_shows_both_texts_and_loses_none(customer, owner_page):
     customer.write("a.py", "1\nold\n")
     version = re.search(
-        'name="version" value="([^"]+)"', _text(owner_page.get(reverse("workspace_file", args=["main", "a.py"])))
+        'name="version" value="([^"]+)"', owner_page.get(reverse("workspace_file", args=["main", "a.py"])).text
     )
     save = lambda text, version: owner_page.post(
         reverse("workspace_save", args=["main", "a.py"]), {"text": text, "version": version}, "application/json"
@@ -107,9 +103,9 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
         customer.write(f"many/{name}", "")
     customer.write("many/z/file", "")
     url = reverse("workspace_folder", args=["main", "many"])
-    shown = [_text(owner_page.get(url))]
+    shown = [owner_page.get(url).text]
     while following := re.search(r'rel="next" href="([^"]+)"', shown[-1]):
-        shown.append(_text(owner_page.get(url + html.unescape(following[1]))))
+        shown.append(owner_page.get(url + html.unescape(following[1])).text)
     names = [re.findall(r"(?:folder|file)/many/(\w)\"", page) for page in shown]
     assert names == [["z", "a"], ["b", "c"]]
     assert "Your organization uses" in shown[0]
@@ -121,14 +117,14 @@ def test_a_large_folder_is_shown_in_pages_folders_first(customer, owner_page, mo
 def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(customer, owner_page):
     customer.write("notes/plan.md", "# Plan")
     search = reverse("workspace_search", args=["main"])
-    assert "notes/plan.md" in _text(owner_page.get(search, {"q": "PLAN"}))
-    assert "has “absent” in its name" in _text(owner_page.get(search, {"q": "absent", "path": "notes"}))
+    assert "notes/plan.md" in owner_page.get(search, {"q": "PLAN"}).text
+    assert "has “absent” in its name" in owner_page.get(search, {"q": "absent", "path": "notes"}).text
     deleted = owner_page.post(reverse("workspace_delete_entry", args=["main"]), {"path": "notes"}, follow=True)
-    assert "notes was moved to the recycle bin." in _text(deleted)
+    assert "notes was moved to the recycle bin." in deleted.text
     item = DeletedFile.objects.get()
-    page = _text(owner_page.get(reverse("workspace_bin", args=["main"])))
+    page = owner_page.get(reverse("workspace_bin", args=["main"])).text
     assert reverse("workspace_bin_restore", args=["main", item.pk]) in page
-    assert "Recycle bin of main" in _text(owner_page.get(reverse("storage_usage")))
+    assert "Recycle bin of main" in owner_page.get(reverse("storage_usage")).text
     owner_page.post(reverse("workspace_bin_restore", args=["main", item.pk]))
     assert (customer.folder / "notes/plan.md").read_text() == "# Plan"
     assert owner_page.post(reverse("workspace_bin_restore", args=["main", item.pk])).status_code == 404
@@ -142,7 +138,7 @@ def test_a_deleted_file_is_found_restored_and_removed_in_the_recycle_bin(custome
 
 def test_a_workspace_starts_with_an_example_or_a_copy(owner_page):
     create = lambda **form: owner_page.post(reverse("workspace_new"), form)
-    page = _text(owner_page.get(reverse("workspace_new")))
+    page = owner_page.get(reverse("workspace_new")).text
     assert '<option value="mnist_ddp">mnist_ddp: Train a small' in page
     assert create(name="one", template="mnist_ddp").status_code == 302
     workspace = Workspace.objects.get(name="one")
@@ -155,9 +151,9 @@ def test_a_workspace_starts_with_an_example_or_a_copy(owner_page):
         "mnist_ddp.py"
     ]
     assert (copy.size_bytes, copy.entry_count) == (workspace.size_bytes, 2)  # the folder itself, and the script
-    assert "Choose an example, a workspace" in _text(create(name="three", template="mnist_ddp", copy_of="one"))
+    assert "Choose an example, a workspace" in create(name="three", template="mnist_ddp", copy_of="one").text
     for invalid in ({"template": "../settings"}, {"copy_of": "none"}):
-        assert "Select a valid choice" in _text(create(name="three", **invalid))
+        assert "Select a valid choice" in create(name="three", **invalid).text
 
 
 PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
@@ -167,15 +163,14 @@ PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4
 def test_pictures_are_shown_and_never_as_anything_else(customer, owner_page):
     (customer.folder / "plot.png").write_bytes(PNG)
     picture = lambda path: owner_page.get(reverse("workspace_picture", args=["main", path]))
-    assert 'src="/workspaces/w/main/picture/plot.png"' in _text(
-        owner_page.get(reverse("workspace_file", args=["main", "plot.png"]))
-    )
+    page = owner_page.get(reverse("workspace_file", args=["main", "plot.png"])).text
+    assert 'src="/workspaces/w/main/picture/plot.png"' in page
     shown = picture("plot.png")
     assert b"".join(shown.streaming_content) == PNG
     headers = ("Content-Type", "X-Content-Type-Options", "Content-Security-Policy")
     assert [shown[name] for name in headers] == ["image/png", "nosniff", "default-src 'none'; sandbox"]
     (customer.folder / "weights.bin").write_bytes(b"\0\1")
-    page = _text(owner_page.get(reverse("workspace_file", args=["main", "weights.bin"])))
+    page = owner_page.get(reverse("workspace_file", args=["main", "weights.bin"])).text
     assert ("This file is not text" in page, "editor.js" in page) == (True, False)
     customer.write("evil.svg", "<svg onload='alert(1)'/>")
     customer.write("evil.png", "<html>")
@@ -194,27 +189,27 @@ def test_a_notebook_shows_its_cells_and_no_html(customer, owner_page):
     ]  # fmt: skip
     customer.write("plot.ipynb", json.dumps({"cells": cells}))
     url = reverse("workspace_file", args=["main", "plot.ipynb"])
-    page = _text(owner_page.get(url))
+    page = owner_page.get(url).text
     for text in ("# &lt;script&gt;", "In [7]", "plot()", "a figure", "ValueError: &lt;x&gt;"):
         assert text in page
     assert page.count("data:image/png;base64,iVBOR") == 1
     assert "evil" not in page
-    assert "editor.js" in _text(owner_page.get(url, {"source": 1}))
+    assert "editor.js" in owner_page.get(url, {"source": 1}).text
     # The last one is nested more deeply than Python's JSON reader can follow.
     for broken in ("{", "[]", '{"cells": [1]}', '{"cells": [{}]}', "[" * 100_000):
         customer.write("plot.ipynb", broken)
-        assert "editor.js" in _text(owner_page.get(url))
+        assert "editor.js" in owner_page.get(url).text
 
 
 def test_a_top_up_needs_a_valid_amount(owner_page):
     for amount in ("", "abc", "1.999", "NaN", "0.01"):
         answer = owner_page.post(reverse("top_up"), {"amount": amount})
-        assert (answer.status_code, "invalid-feedback" in _text(answer)) == (422, True), amount
+        assert (answer.status_code, "invalid-feedback" in answer.text) == (422, True), amount
     assert not TopUp.objects.exists()
 
 
 def test_a_quote_shows_errors_at_touched_fields_only(customer, owner_page):
-    ask = lambda **changes: _text(owner_page.post(reverse("training_quote"), customer.form(**changes)))
+    ask = lambda **changes: owner_page.post(reverse("training_quote"), customer.form(**changes)).text
     no_error = 'id="error-{}" role="alert" hx-swap-oob="true"></div>'
     invalid = ask(touched=TOUCHED, lr="abc", max_time="soon")
     assert "The learning rate must be a number" in invalid
@@ -232,13 +227,12 @@ def test_a_script_is_picked_from_a_tree_and_read(customer, stranger, owner_page,
     customer.write("src/net/large.py", "epochs = os.environ['EPOCHS']\n# os.environ['LR']\n<script>")
     (customer.folder / "bytes.py").write_bytes(b"\0\xff")
     (customer.folder / "link.py").symlink_to("/etc/passwd")
-    tree = _text(owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}))
+    tree = owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}).text
     assert 'id="script-tree"' in tree
     assert "<span>net</span>" in tree
     assert 'data-value="src/net/large.py"' in tree
-    read = lambda client, path: _text(
-        client.get(reverse("training_script"), {"workspace": customer.workspace.name, "code_path": path})
-    )
+    data = {"workspace": customer.workspace.name}
+    read = lambda client, path: client.get(reverse("training_script"), data | {"code_path": path}).text
     shown = read(owner_page, "src/net/large.py")
     assert "<code>EPOCHS</code>" in shown
     assert "<code>LR</code>" not in shown
@@ -250,7 +244,7 @@ def test_a_script_is_picked_from_a_tree_and_read(customer, stranger, owner_page,
     assert "Choose a script" in read(owner_page, "")
     customer.write("src/net-2/x.py", "")
     customer.write("src/net/deep/x.py", "")
-    tree = _text(owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}))
+    tree = owner_page.get(reverse("training_scripts"), {"workspace": customer.workspace.name}).text
     assert re.findall(r"<span>(net-2|net|deep)</span>", tree) == ["net", "deep", "net-2"], "by name, not by path"
 
 
@@ -263,20 +257,20 @@ def test_scripts_are_searched_in_a_limited_number_of_folders(customer, owner_pag
 
 
 def test_a_quote_is_compared_with_other_nodes(customer, owner_page):
-    card = _text(owner_page.post(reverse("training_quote"), customer.form()))
+    card = owner_page.post(reverse("training_quote"), customer.form()).text
     address = reverse("training_comparison", args=[Quote.objects.get().pk])
     assert f'hx-get="{address}"' in card
-    compared = _text(owner_page.get(address))
+    compared = owner_page.get(address).text
     assert [f'data-choose-nodes="{nodes}"' in compared for nodes in (1, 2, 4)] == [True, True, True]
     assert "Starts now" in compared
     (customer.folder / "train.py").unlink()
-    assert _text(owner_page.get(address)) == ""
+    assert owner_page.get(address).text == ""
 
 
 def test_a_limit_must_be_a_number_and_a_huge_id_causes_no_server_error(customer, owner_page):
     for typed in ("1e999999", "-1e999999", "NaN", ENDLESS, "1,000"):  # "1,000" is a valid time: the comma is decimal
         form = customer.form(touched="max_seconds,ceiling_minor", max_time="" if "," in typed else typed, ceiling=typed)
-        card = _text(owner_page.post(reverse("training_quote"), form))
+        card = owner_page.post(reverse("training_quote"), form).text
         assert "Enter a number or leave the field empty." in card, typed[:9]
     assert owner_page.post(reverse("training_quote"), customer.form(rerun_of=ENDLESS)).status_code == 200
     assert owner_page.get(reverse("training_new"), {"rerun": ENDLESS}).status_code == 200
@@ -295,25 +289,25 @@ def test_a_wallet_with_too_little_money_leads_to_a_top_up(db, backend, browser):
     poor = Customer(backend, balance_minor=10)
     client = browser(poor.membership)
     form = poor.form(touched=TOUCHED, max_time="1", max_time_unit="hours")
-    answer = _text(client.post(reverse("training_quote"), form))
+    answer = client.post(reverse("training_quote"), form).text
     # Two nodes for an hour at 0.90, less the balance, would be 170: the smallest top-up is more.
     assert reverse("wallet") + "?amount=500#top-up" in answer
     assert 'id="buy"' not in answer
     sent = {"quote": str(poor.quote().pk), "idempotency_key": "too-poor"}
-    assert "alert-danger" in _text(client.post(reverse("training_order"), sent))
-    assert 'value="5.00"' in _text(client.get(reverse("wallet"), {"amount": "170"}))
-    assert 'value="71.70"' in _text(client.get(reverse("wallet"), {"amount": "7170"}))
+    assert "alert-danger" in client.post(reverse("training_order"), sent).text
+    assert 'value="5.00"' in client.get(reverse("wallet"), {"amount": "170"}).text
+    assert 'value="71.70"' in client.get(reverse("wallet"), {"amount": "7170"}).text
 
 
 def test_the_form_of_a_rerun_has_the_values_of_the_job_to_mark_changes(completed_job, owner_page):
-    answer = _text(owner_page.get(reverse("training_new"), {"rerun": completed_job.pk}))
+    answer = owner_page.get(reverse("training_new"), {"rerun": completed_job.pk}).text
     assert 'name="epochs" inputmode="numeric" value="10"' in answer
     assert f'name="rerun_of" value="{completed_job.pk}"' in answer
-    answer = _text(owner_page.get(reverse("training_new"), {"rerun": completed_job.pk, "epochs": "30"}))
+    answer = owner_page.get(reverse("training_new"), {"rerun": completed_job.pk, "epochs": "30"}).text
     earlier = json.loads(html.unescape(re.search(r'data-earlier="([^"]*)"', answer)[1]))
     assert (earlier["epochs"], earlier["lr_scaling"], earlier["warmup_epochs"]) == (["10"], ["none"], [])
     assert 'name="epochs" inputmode="numeric" value="30"' in answer
-    assert "data-earlier" not in _text(owner_page.get(reverse("training_new")))
+    assert "data-earlier" not in owner_page.get(reverse("training_new")).text
 
 
 def test_members_are_changed_and_removed(owner_page, customer, stranger):
@@ -324,7 +318,7 @@ def test_members_are_changed_and_removed(owner_page, customer, stranger):
     assert member.role == Role.VIEWER
     remove(member.pk)
     assert not Membership.objects.filter(pk=member.pk).exists()
-    assert "An organization needs at least one owner" in _text(remove(customer.membership.pk))
+    assert "An organization needs at least one owner" in remove(customer.membership.pk).text
     assert remove(stranger.pk).status_code == 404
 
 

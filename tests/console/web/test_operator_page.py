@@ -5,7 +5,6 @@ import re
 
 import pytest
 from django.contrib.auth.models import Permission
-from django.test import Client
 from django.urls import reverse
 
 from console.accounts.models import AuditEvent
@@ -13,7 +12,7 @@ from console.accounts.roles import Role
 from console.web import activity, job_page, operator_page
 from jobs.models import Job
 from runtime.specs import Outcome
-from tests.factories.accounts import MembershipFactory, UserFactory
+from tests.factories.accounts import MembershipFactory, UserFactory, logged_in
 
 LOGIN, SECURITY = reverse("account_login"), reverse("security")
 ACTION = re.compile(r"<(form|button|input|select|textarea)\b|\b(hx|data-bs)-|method=|target=|download")
@@ -39,12 +38,6 @@ def page_urls(job):
 
 def all_urls(job):
     return [*page_urls(job), reverse("operator_job_curves", args=[job.pk])]
-
-
-def logged_in(user):
-    client = Client()
-    client.force_login(user)
-    return client
 
 
 def operator(*codenames, **options):

@@ -13,11 +13,11 @@ from console.accounts.roles import Capability, Role
 from console.accounts.services import is_active
 from console.notifications.services import create_webhook
 from jobs import results
-from storage import selectors
+from storage import retention, selectors
 from tests.console.routes import routes_of
 from tests.factories.accounts import MembershipFactory
 from tests.factories.notebooks import sell_notebook
-from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory
+from tests.factories.storage import DatasetFactory, DatasetVersionFactory, ModelVersionFactory, WorkspaceFactory
 
 VIEW, STORE, RUN, PAY, MANAGE = (
     Capability.VIEW, Capability.STORE, Capability.RUN, Capability.PAY, Capability.MANAGE,
@@ -63,7 +63,8 @@ ACTIONS = {
     "dataset_share_revoke": ["digits", 1],
     "dataset_share_accept": [], "dataset_share_leave": ["digits"],
     "model_delete": ["net"], "model_version_delete": ["net", 1],
-    "storage_restore": ["workspaces", 1], "storage_remove": ["workspaces", 1], "storage_remove_results": ["job"],
+    "storage_restore": ["workspaces", "deleted workspace"], "storage_remove": ["versions", "deleted version"],
+    "storage_remove_results": ["job"],
     "workspace_delete": ["main"], "workspace_new_entry": ["main"], "workspace_move": ["main"],
     "workspace_delete_entry": ["main"], "workspace_copy_entry": ["main"], "workspace_existing": ["main"],
     "workspace_bin_empty": ["main"], "workspace_bin_restore": ["main", 1],
@@ -120,7 +121,13 @@ def address(customer, completed_job, sweeper):
     invoice = invoices.issue(organization=completed_job.organization)
     assert invoice is not None
     webhook, _secret = create_webhook(membership=customer.membership, url="https://hooks.example.com/")
+    workspace = WorkspaceFactory(organization=completed_job.organization, name="discarded")
+    retention.delete_workspace(workspace=workspace)
+    deleted = DatasetVersionFactory(dataset=version.dataset, number=2)
+    retention.delete_version(version=deleted)
     known = {
+        "deleted workspace": workspace.pk,
+        "deleted version": deleted.pk,
         "job": completed_job.pk,
         "receipt": completed_job.order.hold.receipt.pk,
         "invoice": invoice.pk,
@@ -131,6 +138,10 @@ def address(customer, completed_job, sweeper):
         "webhook": webhook.pk,
     }
     return lambda name, arguments: reverse(name, args=[known.get(str(each), each) for each in arguments])
+
+
+def read(answer):
+    return b"".join(answer.streaming_content).decode() if answer.streaming else answer.text
 
 
 def test_each_role_opens_the_pages_that_it_may_and_no_other(client, customer, browser, address):
@@ -153,16 +164,18 @@ def test_each_role_opens_the_pages_that_it_may_and_no_other(client, customer, br
 def test_objects_of_another_organization_are_not_found_and_a_role_changes_only_what_it_may(
     stranger, browser, completed_job, address
 ):
-    client = browser(stranger)
-    for pages in PAGES.values():
-        for name, arguments in pages.items():
-            if arguments:
-                assert client.get(address(name, arguments)).status_code == 404, name
+    client, ours = browser(stranger), (completed_job.name, "discarded", "hooks.example.com")
+    for name, arguments in (page for pages in PAGES.values() for page in pages.items()):
+        answer = client.get(address(name, arguments))
+        assert answer.status_code == (404 if arguments else 200), name
+        shown = read(answer)  # a stream is read once
+        assert not any(each in shown for each in ours), name
     rerun = client.get(reverse("training_new"), {"rerun": completed_job.pk})
     assert rerun.status_code == 200  # it only offers activation
     for name in (
-        "job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results", "webhook_delete",
-        "webhook_send_again", "organization_service_account_state", "organization_service_account_delete",
+        "job_cancel", "sweep_stop", "dataset_delete", "workspace_delete", "storage_remove_results", "storage_remove",
+        "storage_restore", "webhook_delete", "webhook_send_again", "organization_service_account_state",
+        "organization_service_account_delete",
     ):  # fmt: skip
         assert client.post(address(name, ACTIONS[name])).status_code == 404, name
     paying = ("top_up", "card_add", "card_default", "card_remove", "automatic_top_up_off", "budget_set", "credit_list")

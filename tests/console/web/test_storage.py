@@ -51,15 +51,6 @@ def test_the_page_lists_what_is_kept_removes_and_restores_it(owner_page, custome
     assert str(version) not in owner_page.get(reverse("storage_usage")).content.decode()
 
 
-def test_another_organization_neither_sees_nor_removes_what_is_kept(stranger, browser, kept):
-    client = browser(stranger)
-    assert client.get(API).json()["deleted"] == []
-    for kind, item in zip(("versions", "workspaces"), kept, strict=False):
-        assert client.post(reverse("storage_remove", args=[kind, item.pk])).status_code == 404
-        assert client.delete(f"{API}deleted/{kind}/{item.pk}/").status_code == 404
-    assert client.delete(f"/api/v1/jobs/{kept[2].pk}/results/").status_code == 404
-
-
 def test_a_workspace_that_an_open_job_uses_cannot_be_deleted(owner_page, customer):
     job = customer.job()
     page = owner_page.post(reverse("workspace_delete", args=["main"]), follow=True).content.decode()

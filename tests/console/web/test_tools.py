@@ -13,9 +13,7 @@ from socketserver import ThreadingUnixStreamServer
 
 import httpx
 import pytest
-from django.conf import settings as django_settings
 from django.core.management import call_command
-from django.test import Client
 from django.urls import reverse
 
 from console.accounts.models import Membership
@@ -24,7 +22,7 @@ from jobs import tensorboards
 from jobs.models import Attempt
 from runtime.tools import control, owner
 from tests.console.processes import wait_for
-from tests.factories.accounts import MembershipFactory
+from tests.factories.accounts import MembershipFactory, logged_in
 from tests.tools import asgi_console, owner_of_tools, write_scalars
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,13 +55,11 @@ def root(short_folders, monkeypatch, tmp_path):
     return folder
 
 
-def logged_in(url, membership=None, **headers):
+def visit(url, membership=None, **headers):
     """Return an HTTP client in place of a browser, with a session of the member if there is one."""
     client = httpx.Client(base_url=url, headers=headers, timeout=60)
     if membership is not None:
-        django_client = Client()
-        django_client.force_login(membership.user)
-        client.cookies.set("sessionid", django_client.cookies[django_settings.SESSION_COOKIE_NAME].value)
+        client.cookies.set("sessionid", logged_in(membership.user).cookies["sessionid"].value)
     return client
 
 
@@ -85,14 +81,13 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
         key = path.split("/")[2]
         assert client.post(f"/api/v1/jobs/{job.pk}/tensorboard/").json()["url"].endswith(path)
         assert api(stranger).post(f"/api/v1/jobs/{job.pk}/tensorboard/").status_code == 404
-        browser = Client()
-        browser.force_login(stranger.user)
+        browser = logged_in(stranger.user)
         listed = browser.post(reverse("jobs_tensorboard"), {"job": [job.pk]})
         assert listed.url == reverse("job_list")  # nothing to show
         with pytest.raises(InvalidInput, match="at most 20 jobs"):
             tensorboards.open_session(membership=customer.membership, jobs=[job] * 21)
 
-        with logged_in(url, customer.membership) as mine:
+        with visit(url, customer.membership) as mine:
             runs = mine.get(path)
             # LISTING shows a folder for each run: its job's id, a dash and its name.
             assert (runs.status_code, runs.text.partition("-")[0]) == (200, str(job.pk))
@@ -100,7 +95,7 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
             assert mine.post(f"{path}data/runs", headers=elsewhere).status_code == 403
             assert mine.request("PUT", path).status_code == 405
         # 404: the session is not theirs. 400: the path is unsafe. 302: to log in, or to create an organization.
-        with logged_in(url, colleague) as other, logged_in(url, stranger) as foreign, logged_in(url) as nobody:
+        with visit(url, colleague) as other, visit(url, stranger) as foreign, visit(url) as nobody:
             token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}
             for guess in (key, key.swapcase(), "A" * 16, "x", f"x%2f..%2f{key}", "x" * 5000):
                 for below in ("", "data/runs", f"%2e%2e/{key}/data/runs"):
@@ -110,11 +105,11 @@ def test_only_the_member_who_opened_it_reaches_a_tensorboard(root, customer, job
                     for headers in ({}, token):  # a token is for the API only
                         assert nobody.get(address, headers=headers).status_code in {302, 400, 404}, address
         Membership.objects.filter(pk=customer.membership.pk).delete()
-        with logged_in(url, customer.membership) as former:
+        with visit(url, customer.membership) as former:
             assert former.get(f"{path}data/runs").status_code in {302, 404}
     # A member again. The TensorBoard has ended with its owner.
     MembershipFactory(organization=customer.organization, user=customer.membership.user)
-    with asgi_console() as url, logged_in(url, customer.membership) as late:
+    with asgi_console() as url, visit(url, customer.membership) as late:
         ended = late.get(f"{path}data/runs")
         assert (ended.status_code, "This TensorBoard has ended." in ended.text) == (404, True)
 
@@ -174,7 +169,7 @@ def hostile_tool(root, customer):
 def test_no_secret_reaches_a_tool_and_no_hostile_header_comes_back(hostile_tool, root, customer):
     path = hostile_tool
     secrets = {"X-CSRFToken": "secret", "Referer": "http://secret/", "X-Other": "1"}
-    with asgi_console() as url, logged_in(url, customer.membership, **secrets) as browser:
+    with asgi_console() as url, visit(url, customer.membership, **secrets) as browser:
         page = browser.get(f"{path}a.html?x=%2F..&y=1")
         data = browser.get(f"{path}data/evil.html")
         script = browser.get(f"{path}experiment/x/d%61ta/evil.js")  # d%61ta is "data"
@@ -260,7 +255,6 @@ def test_missing_and_unreadable_logs_are_refused_with_a_reason(customer, monkeyp
     assert client.post(address).json()["code"] == "tools_away"  # no process of the tools runs here
     monkeypatch.setattr(type(customer.backend), "shares_storage", False)
     assert client.post(address).json()["code"] == "logs_unreachable"
-    browser = Client()
-    browser.force_login(customer.membership.user)
+    browser = logged_in(customer.membership.user)
     page = browser.post(reverse("job_tensorboard", args=[attempt.job_id]), follow=True)
     assert "can’t read" in page.text or "can&#x27;t read" in page.text
