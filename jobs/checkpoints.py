@@ -88,7 +88,7 @@ def copy_for(attempt: Attempt) -> None:
                         root=root,
                         path=path,
                         target=folder,
-                        meter=reservation,
+                        counter=reservation,
                         max_entries=settings.MAX_ARCHIVE_FILES,
                         keep_links=True,  # only the run follows them, inside its sandbox
                     )

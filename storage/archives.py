@@ -27,7 +27,7 @@ from storage.archive_readers import (
     read_entries,
 )
 from storage.errors import BadArchive, FileMissing, TooLarge, UnsafePath, WrongKind
-from storage.files import CREATE_FILE, FILE_MODE, Meter, MeteredStream, copy
+from storage.files import CREATE_FILE, FILE_MODE, CountedStream, SpaceCounter, copy
 from storage.paths import OPEN_FOLDER, PATH_LIMIT, lstat_or_none, open_folder, open_subfolder, translate_os_errors
 
 DEPTH_LIMIT = 64
@@ -57,17 +57,17 @@ def unpack_archive(
     stream: BinaryIO,
     target: Path,
     limits: ArchiveLimits,
-    meter: Meter | None = None,
+    counter: SpaceCounter | None = None,
     archive_format: ArchiveFormat | None = None,
 ) -> FolderTotals:
     """Unpack `stream`, a seekable file, into `target`, an empty folder.
 
     Keep names, content, whether a file is executable, and links that stay inside the folder. Drop owners, times and
-    setuid bits. `meter` counts each entry and each chunk of content before it is written. Raises BadArchive, TooLarge,
-    UnsafePath, StorageFull; the caller must then remove `target`.
+    setuid bits. `counter` counts each entry and each chunk of content before it is written. Raises BadArchive,
+    TooLarge, UnsafePath, StorageFull; the caller must then remove `target`.
     """
     archive_format = archive_format or detect_format(stream=stream)
-    with _translate_malformed(), translate_os_errors(), _Writer(target, limits, meter) as writer:
+    with _translate_malformed(), translate_os_errors(), _Writer(target, limits, counter) as writer:
         for entry in read_entries(stream=stream, archive_format=archive_format, limits=limits):
             writer.add(entry)
         writer.create_links()
@@ -87,14 +87,14 @@ def _translate_malformed() -> Iterator[None]:
 class _Writer:
     """Writes entries into the target folder, within the limits."""
 
-    def __init__(self, folder: Path, limits: ArchiveLimits, meter: Meter | None) -> None:
+    def __init__(self, folder: Path, limits: ArchiveLimits, counter: SpaceCounter | None) -> None:
         self.size = 0
         self.files = 0
         self.entries = 0
         """Files, links and folders that were created, without the target folder."""
         self._entries_read = 0
         """How many entries were read. Those for existing folders create nothing, but take time, so they are limited."""
-        self._meter = meter
+        self._counter = counter
         self._folder = folder
         self._limits = limits
         self._links: dict[tuple[str, ...], str] = {}
@@ -150,7 +150,7 @@ class _Writer:
             raise _duplicate_error(entry.parts) from None
         with os.fdopen(file_fd, "wb") as file:
             if entry.content is not None:
-                content = MeteredStream(entry.content, self._meter) if self._meter else entry.content
+                content = CountedStream(entry.content, self._counter) if self._counter else entry.content
                 self.size += copy(stream=content, target=file, limit_bytes=self._limits.max_bytes - self.size)
 
     def _store_link(self, parts: tuple[str, ...], link: str) -> None:
@@ -202,8 +202,8 @@ class _Writer:
         """Count an entry that is about to be created. Raises TooLarge."""
         self.entries += 1
         self._require_within_limit(self.entries)
-        if self._meter:
-            self._meter.count(entries=1)
+        if self._counter:
+            self._counter.count(entries=1)
 
     def _require_within_limit(self, entries: int) -> None:
         if entries > self._limits.max_entries:

@@ -29,7 +29,7 @@ from storage import blobs, files, manifests, quota, selectors, trees
 from storage.archive_readers import ArchiveLimits
 from storage.archives import FolderTotals, unpack_archive
 from storage.errors import BadArchive, FileMissing, NameTaken, TooLarge
-from storage.files import Meter, MeteredStream, Readable, WriteResult
+from storage.files import CountedStream, Readable, SpaceCounter, WriteResult
 from storage.models import NAME_PATTERN, NAME_VALIDATOR, Dataset, DatasetVersion, Workspace
 from storage.paths import translate_os_errors
 from storage.quota import Reservation, require_room_for
@@ -46,9 +46,9 @@ it when you start a training. It runs in the folder that contains it.
 Datasets are at `$DATASETS_PATH/<name>`, read-only.
 """
 """The README in the first workspace."""
-Fill = Callable[[Path, Meter], Usage]
+Fill = Callable[[Path, SpaceCounter], Usage]
 """A function that writes the first files of a workspace into an empty folder. It counts bytes and entries with the
-meter before it writes them, and returns the usage. Unlike the meter's count, the usage includes the folder itself."""
+counter before it writes them, and returns the usage. Unlike that count, the usage includes the folder itself."""
 DESCRIPTION_LIMIT = 2000
 """The length of a description in characters. The message in `validate_texts` names it too."""
 
@@ -79,8 +79,8 @@ def publish_version(*, dataset: Dataset, user: User | None, stream: Readable) ->
         translate_os_errors(),
         (folder / "archive").open("xb+") as spool,
     ):
-        metered = MeteredStream(stream, reservation)
-        files.copy(stream=metered, target=spool, limit_bytes=settings.MAX_UPLOAD_BYTES, digest=digest)
+        counted = CountedStream(stream, reservation)
+        files.copy(stream=counted, target=spool, limit_bytes=settings.MAX_UPLOAD_BYTES, digest=digest)
         return publish_archive(
             dataset=dataset, user=user, archive=spool, sha256=digest.hexdigest(), reservation=reservation
         )
@@ -105,7 +105,7 @@ def publish_archive(
         unpack_path.mkdir()
         reservation.count(entries=1)  # the folder
         limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
-        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, counter=reservation)
         return _publish(
             dataset,
             user=user,
@@ -138,8 +138,8 @@ def publish_file(
         reservation.count(entries=2)  # the folder and the file
         file.seek(0)
         with (copy_path / name).open("xb") as target:
-            metered = MeteredStream(file, reservation)
-            size = files.copy(stream=metered, target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
+            counted = CountedStream(file, reservation)
+            size = files.copy(stream=counted, target=target, limit_bytes=settings.MAX_UPLOAD_BYTES)
         return _publish(
             dataset,
             user=user,
@@ -160,7 +160,7 @@ def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) 
         copy_path = folder / "files"
         copy_path.mkdir()
         copy_result = copy_tree(
-            root=root, path=path, target=copy_path, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
+            root=root, path=path, target=copy_path, counter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
         )
         return _publish(
             dataset,
@@ -320,9 +320,9 @@ def write_file(
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
         limit = settings.MAX_FILE_BYTES
-        metered = MeteredStream(stream, reservation)
+        counted = CountedStream(stream, reservation)
         result = files.write(
-            root=root, path=path, stream=metered, scratch=scratch(), limit_bytes=limit,
+            root=root, path=path, stream=counted, scratch=scratch(), limit_bytes=limit,
             expected_versions=expected_versions, lock=None if expected_versions is None else _row_lock(workspace),
         )  # fmt: skip
         add_usage(workspace, Usage(result.size - result.replaced_bytes, new_entries), reservation)
@@ -363,7 +363,7 @@ def unpack_into_workspace(
         new_entries = files.missing_entries(root=root, path=path)
         reservation.count(entries=new_entries)
         limits = ArchiveLimits(reservation.left_bytes(), settings.MAX_ARCHIVE_FILES)
-        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, meter=reservation)
+        unpack_result = unpack_archive(stream=archive, target=unpack_path, limits=limits, counter=reservation)
         trees.flush_disk(folder=unpack_path)
         replaced_usage = files.merge(root=root, path=path, source=unpack_path)
         # `- 1`, because `unpack_result` counts also the temporary folder, which was not moved.

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from storage import catalog, files, selectors
 from storage.errors import NameTaken, SourceChanged, TooLarge, WrongKind
-from storage.files import Meter
+from storage.files import SpaceCounter
 from storage.models import Workspace
 from storage.paths import Kind, split_path
 from storage.quota import Reservation
@@ -19,14 +19,14 @@ from storage.trees import Usage
 
 MAX_COPY_BYTES = 4 * 1024**3
 """How much one request copies at most, which takes about ten seconds and holds a thread that serves pages. The message
-in `_LimitedMeter` names it too."""
+in `_LimitedCounter` names it too."""
 
 
 @dataclass
-class _LimitedMeter:
-    """A meter that also refuses more than MAX_COPY_BYTES."""
+class _LimitedCounter:
+    """A counter that also refuses more than MAX_COPY_BYTES."""
 
-    meter: Meter
+    counter: SpaceCounter
     counted_bytes: int = 0
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
@@ -34,7 +34,7 @@ class _LimitedMeter:
         self.counted_bytes += size_bytes
         if self.counted_bytes > MAX_COPY_BYTES:
             raise TooLarge(_("A copy may have at most 4 GiB. Copy a smaller folder, or write the copy in a run."))
-        self.meter.count(size_bytes=size_bytes, entries=entries)
+        self.counter.count(size_bytes=size_bytes, entries=entries)
 
 
 def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
@@ -58,7 +58,7 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
             root=root,
             path=source,
             target=unfinished,
-            meter=_LimitedMeter(reservation),
+            counter=_LimitedCounter(reservation),
             max_entries=settings.MAX_ARCHIVE_FILES,
         )
         # A copied file has two entries, itself and the folder `unfinished`. More show that a folder has replaced it.
@@ -76,12 +76,12 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
 def copy_fill(workspace: Workspace) -> catalog.Fill:
     """Return a function that fills a new workspace with a copy of this one."""
 
-    def fill(folder: Path, meter: Meter) -> Usage:
+    def fill(folder: Path, counter: SpaceCounter) -> Usage:
         return copy_tree(
             root=selectors.workspace_folder(workspace),
             path="",
             target=folder,
-            meter=_LimitedMeter(meter),
+            counter=_LimitedCounter(counter),
             max_entries=settings.MAX_ARCHIVE_FILES,
         ).usage
 

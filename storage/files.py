@@ -63,7 +63,7 @@ class Readable(Protocol):
         ...
 
 
-class Meter(Protocol):
+class SpaceCounter(Protocol):
     """Counts bytes and entries against a limit before they are written. `quota.Reservation` implements it."""
 
     def count(self, *, size_bytes: int = 0, entries: int = 0) -> None:
@@ -71,17 +71,17 @@ class Meter(Protocol):
         ...
 
 
-class MeteredStream:
-    """A stream whose bytes are counted by a Meter as they are read."""
+class CountedStream:
+    """A stream whose bytes are counted by a SpaceCounter as they are read."""
 
-    def __init__(self, stream: Readable, meter: Meter) -> None:
+    def __init__(self, stream: Readable, counter: SpaceCounter) -> None:
         self._stream = stream
-        self._meter = meter
+        self._counter = counter
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes. Raises TooLarge."""
         data = self._stream.read(size)
-        self._meter.count(size_bytes=len(data))
+        self._counter.count(size_bytes=len(data))
         return data
 
 

@@ -32,7 +32,7 @@ from storage import catalog, secret_store
 from storage.archive_readers import ArchiveFormat, ArchiveLimits
 from storage.archives import unpack_archive
 from storage.errors import GitFailed
-from storage.files import Meter
+from storage.files import SpaceCounter
 from storage.trees import Usage
 
 PROTOCOL = "https"
@@ -95,9 +95,9 @@ def git_fill(
             raise InvalidInput(fields={"git_secret": _("There is no such secret. Create it under Secrets.")}) from None
     config = {f"protocol.{PROTOCOL}.allow": "always", "http.curloptResolve": f"{host}:443:{addresses}"}
 
-    def fill(folder: Path, meter: Meter) -> Usage:
+    def fill(folder: Path, counter: SpaceCounter) -> Usage:
         options = config | _credentials(organization, secret)
-        return fetch(url=url, branch=branch, options=options, into=folder, meter=meter, report=report)
+        return fetch(url=url, branch=branch, options=options, into=folder, counter=counter, report=report)
 
     return fill
 
@@ -109,12 +109,12 @@ def fetch(
     branch: str,
     options: dict[str, str],
     into: Path,
-    meter: Meter,
+    counter: SpaceCounter,
     report: Callable[[int], None] = lambda _received: None,
 ) -> Usage:
     """Fetch one commit, and unpack its files into the empty folder `into`. `options` is configuration for git.
 
-    `meter` counts the unpacked files against the quota. `report` is called as in `git_fill`. Raises GitFailed,
+    `counter` counts the unpacked files against the quota. `report` is called as in `git_fill`. Raises GitFailed,
     TooLarge, BadArchive, UnsafePath, and what `report` raises.
     """
     with catalog.scratch_folder() as scratch:
@@ -137,8 +137,8 @@ def fetch(
         _git(scratch, {}, f"--git-dir={repository}", *archive_arguments, on_wait=report_received)
         with archive.open("rb") as stream:
             unpack_result = unpack_archive(
-                stream=stream, target=into, limits=ArchiveLimits(MAX_BYTES, settings.MAX_ARCHIVE_FILES), meter=meter,
-                archive_format=ArchiveFormat.TAR,
+                stream=stream, target=into, limits=ArchiveLimits(MAX_BYTES, settings.MAX_ARCHIVE_FILES),
+                counter=counter, archive_format=ArchiveFormat.TAR,
             )  # fmt: skip
     return Usage(unpack_result.size_bytes, unpack_result.entry_count)
 

@@ -87,7 +87,7 @@ def publish_version(
         folder = unfinished / "files"
         folder.mkdir()
         copy_result = copy_tree(
-            root=root, path=path, target=folder, meter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
+            root=root, path=path, target=folder, counter=reservation, max_entries=settings.MAX_ARCHIVE_FILES
         )
         if not copy_result.file_count:
             raise InvalidInput(fields={"path": _("This folder contains no files. Choose one that does.")})

@@ -82,7 +82,7 @@ def count_results(
 
 
 class Reservation:
-    """Quota that an unfinished write holds: a context manager, and the Meter that counts what is written.
+    """Quota that an unfinished write holds: a context manager, and the SpaceCounter that counts what is written.
 
     It releases the quota at the end of the block. The first `spare_bytes` need no quota, because they replace bytes
     that count already. `label` is the name of its Allocation in lists.

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 
 from storage.archives import DEPTH_LIMIT
 from storage.errors import FileMissing, SourceChanged, TooLarge, UnsafePath, WrongKind
-from storage.files import CHUNK_BYTES, CREATE_FILE, FILE_MODE, OPEN_FILE, Meter
+from storage.files import CHUNK_BYTES, CREATE_FILE, FILE_MODE, OPEN_FILE, SpaceCounter
 from storage.manifests import FileDigest
 from storage.paths import FOLDER_MODE, SWAPPED_ERRNOS, open_folder, split_path, translate_os_errors
 from storage.trees import Usage
@@ -39,20 +39,20 @@ class CopyResult:
 
 
 def copy_tree(
-    *, root: Path, path: str, target: Path, meter: Meter, max_entries: int, keep_links: bool = False
+    *, root: Path, path: str, target: Path, counter: SpaceCounter, max_entries: int, keep_links: bool = False
 ) -> CopyResult:
     """Copy the file at `path`, or the contents of the folder there, into the empty folder `target`.
 
-    Only the console may have access to `target`. `meter` counts each entry and each chunk before it is written. Names,
-    modification times, and whether a file is executable are kept. Pipes, sockets and devices are left out, and also
-    links, unless `keep_links` is True. Links are then copied unchecked, so the console must never follow them.
+    Only the console may have access to `target`. `counter` counts each entry and each chunk before it is written.
+    Names, modification times, and whether a file is executable are kept. Pipes, sockets and devices are left out, and
+    also links, unless `keep_links` is True. Links are then copied unchecked, so the console must never follow them.
 
     Raises FileMissing, UnsafePath, WrongKind, Unreadable, TooLarge, StorageFull, and SourceChanged if a process changes
     the source meanwhile. The caller must then remove `target`.
     """
     parts = split_path(path)
-    copier = _Copier(root, target, meter, max_entries, keep_links=keep_links)
-    meter.count(entries=1)  # `target` itself
+    copier = _Copier(root, target, counter, max_entries, keep_links=keep_links)
+    counter.count(entries=1)  # `target` itself
     with translate_os_errors():
         if not parts or copier.is_folder(parts):
             copier.copy_folders(parts)
@@ -77,10 +77,10 @@ def listing_sha256(digests: Iterable[FileDigest]) -> str:
 class _Copier:
     """Copies one tree."""
 
-    def __init__(self, root: Path, target: Path, meter: Meter, max_entries: int, *, keep_links: bool) -> None:
+    def __init__(self, root: Path, target: Path, counter: SpaceCounter, max_entries: int, *, keep_links: bool) -> None:
         self._root = root
         self._target = target
-        self._meter = meter
+        self._counter = counter
         self._max_entries = max_entries
         self._keep_links = keep_links
         self._entries = 1  # the target folder itself
@@ -170,7 +170,7 @@ class _Copier:
                 remaining = before.st_size  # else a file that grows as fast as it is read would never end
                 while remaining and (chunk := stream.read(min(remaining, CHUNK_BYTES))):
                     remaining -= len(chunk)
-                    self._meter.count(size_bytes=len(chunk))
+                    self._counter.count(size_bytes=len(chunk))
                     digest.update(chunk)
                     copy.write(chunk)
                 copy.flush()
@@ -193,4 +193,4 @@ class _Copier:
             raise TooLarge(
                 _("This folder nests folders more than %(most)d levels deep. Use fewer levels.") % {"most": DEPTH_LIMIT}
             )
-        self._meter.count(entries=1)
+        self._counter.count(entries=1)

@@ -48,7 +48,7 @@ from storage.errors import (
     UploadBroken,
     UploadEnded,
 )
-from storage.files import CHUNK_BYTES, MeteredStream, Readable
+from storage.files import CHUNK_BYTES, CountedStream, Readable
 from storage.models import Allocation, Upload
 from storage.paths import split_path, translate_os_errors
 from storage.quota import Reservation
@@ -394,8 +394,8 @@ def _verified_copy(upload: Upload, stream: Readable, checksum: Checksum, limit_b
         translate_os_errors(),
         (folder / "bytes").open("xb+") as file,
     ):
-        metered = MeteredStream(stream, reservation)
-        files.copy(stream=metered, target=file, limit_bytes=limit_bytes, digest=digest)
+        counted = CountedStream(stream, reservation)
+        files.copy(stream=counted, target=file, limit_bytes=limit_bytes, digest=digest)
         if digest.digest() != checksum.digest:
             raise ChecksumMismatch
         file.seek(0)

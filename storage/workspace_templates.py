@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from console.core.errors import InvalidInput
 from storage.catalog import Fill
-from storage.files import FILE_MODE, Meter
+from storage.files import FILE_MODE, SpaceCounter
 from storage.trees import Usage
 
 
@@ -42,8 +42,8 @@ def template_fill(name: str) -> Fill:
     if template is None:
         raise InvalidInput(fields={"template": _("There is no such example. Choose one of the list.")})
 
-    def fill(folder: Path, meter: Meter) -> Usage:
-        meter.count(size_bytes=len(template.content), entries=1)
+    def fill(folder: Path, counter: SpaceCounter) -> Usage:
+        counter.count(size_bytes=len(template.content), entries=1)
         script = folder / f"{template.name}.py"
         script.write_bytes(template.content)
         script.chmod(FILE_MODE)

@@ -60,7 +60,7 @@ def fetched(repository, owner):
             organization=owner.organization,
             user=None,
             name=name,
-            fill=lambda folder, meter: fetch(url=url, branch=branch, options=options, into=folder, meter=meter),
+            fill=lambda folder, counter: fetch(url=url, branch=branch, options=options, into=folder, counter=counter),
         )
         return selectors.workspace_folder(workspace)
 
@@ -164,7 +164,7 @@ def test_git_connects_to_the_checked_addresses_and_gets_the_token(owner, strange
     calls = []
     monkeypatch.setattr(git_import, "fetch", lambda **arguments: calls.append(arguments))
     fill = git_fill(organization=owner.organization, url=URL, secret="GITHUB")
-    fill(None, None)  # without the folder and the meter, which only `fetch` needs
+    fill(None, None)  # without the folder and the counter, which only `fetch` needs
     options = calls[0]["options"]
     assert options["http.curloptResolve"] == f"github.com:443:{PUBLIC},[2606:50c0::1]"
     # This is x-access-token:of-github.

@@ -13,7 +13,7 @@ from storage.trees import ENTRY_BYTES, Usage
 
 
 class Budget:
-    """A meter with a limit, like a reservation of quota."""
+    """A counter with a limit, like a reservation of quota."""
 
     def __init__(self, most=10**9):
         self.most = most
@@ -33,10 +33,10 @@ def target(tmp_path):
     return folder
 
 
-def copy(root, target, path="", *, meter=None, max_entries=100, keep_links=False):
-    meter = meter or Budget()
+def copy(root, target, path="", *, counter=None, max_entries=100, keep_links=False):
+    counter = counter or Budget()
     return tree_copy.copy_tree(
-        root=root, path=path, target=target, meter=meter, max_entries=max_entries, keep_links=keep_links
+        root=root, path=path, target=target, counter=counter, max_entries=max_entries, keep_links=keep_links
     )
 
 
@@ -60,13 +60,13 @@ def fill_with_hostile_entries(root):
 def test_only_regular_files_and_folders_are_copied(root, target, monkeypatch):
     monkeypatch.chdir(root)
     fill_with_hostile_entries(root)
-    meter = Budget()
-    copied = copy(root, target, meter=meter)
+    counter = Budget()
+    copied = copy(root, target, counter=counter)
     names = {os.fsencode(path.relative_to(target)) for path in target.rglob("*")}
     assert names == {b"deep", b"deep/weights.bin", b"run.sh", b"caf\xe9", b"line\nbreak\\"}
     # Six entries with the target itself. Two links, the pipe and the socket are left out.
     assert (copied.usage, copied.file_count, copied.skipped_count) == (Usage(9, 6), 4, 4)
-    assert meter.counted == copied.usage.counted_bytes
+    assert counter.counted == copied.usage.counted_bytes
     script = (target / "run.sh").stat()
     assert (script.st_mode & 0o7777, script.st_mtime) == (0o755, 1_000_000_000)
     assert script.st_ino != (root / "run.sh").stat().st_ino
@@ -107,7 +107,7 @@ def test_a_path_never_leads_outside(root, target):
 def test_limits_hold_before_anything_is_written(root, target):
     (root / "big").write_bytes(b"x" * 10_000)
     with pytest.raises(TooLarge):
-        copy(root, target, meter=Budget(2 * ENTRY_BYTES + 9_999))
+        copy(root, target, counter=Budget(2 * ENTRY_BYTES + 9_999))
     assert (target / "big").stat().st_size == 0  # the file exists already, but without a byte
     (root / "more").write_bytes(b"")
     (target / "big").unlink()
@@ -130,7 +130,7 @@ def test_a_file_that_changes_meanwhile_is_refused(root, target, change):
                 os.utime(root / "file", (1, 1))  # its time differs, however soon it was written
 
     with pytest.raises(SourceChanged):
-        copy(root, target, meter=Changing())
+        copy(root, target, counter=Changing())
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
@@ -149,5 +149,5 @@ def test_what_is_replaced_by_a_link_meanwhile_is_not_followed(root, target, kind
                 (root / "victim").symlink_to("../outside" if kind == "folder" else "../secret.txt")
 
     with pytest.raises(SourceChanged):
-        copy(root, target, meter=Replacing())
+        copy(root, target, counter=Replacing())
     assert "secret.txt" not in {path.name for path in target.rglob("*")}
