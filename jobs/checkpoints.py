@@ -13,11 +13,10 @@ from django.utils.translation import gettext_lazy as _
 
 from console.accounts.models import Organization
 from console.core.errors import CustomerError
-from jobs import job_files, locks, results
+from jobs import job_files, results
 from jobs.clusters import cluster
 from jobs.errors import JobsError
 from jobs.models import Attempt, Job
-from jobs.states import ENDED
 from runtime.errors import InvalidSpec, RuntimeFault
 from storage import files, quota
 from storage.errors import FileMissing
@@ -111,28 +110,24 @@ def copy_for(attempt: Attempt) -> None:
             Job.objects.filter(pk=job.pk).update(checkpoints_copied_at=timezone.now())
 
 
-def discard_copy(attempt: Attempt) -> bool:
+def discard_copy(attempt: Attempt) -> None:
     """Delete the copied checkpoints because the first attempt could not be started.
 
     The job may wait for long or never run, and the copy counts against the quota. The next attempt copies them again.
     Does nothing for later attempts, whose folder may have checkpoints of the job itself.
-
-    Return False, and do nothing, while another process copies checkpoints, perhaps for this attempt. The caller must
-    then leave the attempt as it is, and the next pass tries again.
     """
-    marked = Job.objects.filter(pk=attempt.job_id, checkpoints_copied_at__isnull=False)
-    if attempt.number != 1 or not marked.exists():
-        return True
-    with locks.copies_lock() as has_lock:
-        if not has_lock:
-            return False
-        # If this process ends while it deletes the files, the next attempt must not start without checkpoints. An ended
-        # job keeps the mark, by which `results.delete_unused_copies` finds what is left.
-        marked.exclude(state__in=ENDED).update(checkpoints_copied_at=None)
+    if attempt.number == 1 and Job.objects.filter(pk=attempt.job_id).exclude(checkpoints_copied_at=None).exists():
+        # The mark goes last: by it, `finish_discard` and `results.delete_unused_copies` find what an interrupted call
+        # has left.
+        results.discard_count(attempt.job_id)
         cluster(attempt.backend).delete_shared(results.checkpoint_key(attempt.job_id))
-        marked.update(checkpoints_copied_at=None)
-        results.discard_count(attempt.job_id)  # the deleted files no longer count against the quota
-    return True
+        Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
+
+
+def finish_discard(attempt: Attempt) -> None:
+    """Delete the rest of a copy if a call of `discard_copy` was interrupted: such a copy is marked, but not counted."""
+    if attempt.job.from_checkpoint_id is not None and not results.is_counted(attempt.job_id):
+        discard_copy(attempt)
 
 
 def _has_checkpoints(job: Job) -> bool:

@@ -97,6 +97,7 @@ def submit(attempt: Attempt) -> bool:
     """
     try:
         with tracing.span("dispatch.submit", parent=attempt.job.traceparent, attributes=traces.attributes_of(attempt)):
+            checkpoints.finish_discard(attempt)
             if checkpoints.awaits_copy(attempt):
                 # A task copies them, so that the pass does not wait. The attempt keeps its nodes until a later pass
                 # submits it.
@@ -107,8 +108,8 @@ def submit(attempt: Attempt) -> bool:
             cluster(attempt.backend).submit(launch_spec(attempt))
     except NoCapacity:
         # Another run took the capacity since the pass read it.
-        if checkpoints.discard_copy(attempt):
-            lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
+        checkpoints.discard_copy(attempt)
+        lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
         return False
     except BackendUnavailable as error:
         _record_not_accepted(attempt, error)
@@ -224,8 +225,7 @@ def _record_not_accepted(attempt: Attempt, error: BackendUnavailable) -> None:
 
 def _refuse(attempt: Attempt, error: InvalidSpec) -> None:
     """End an attempt whose spec the cluster refused, free of charge and without a retry."""
-    if not checkpoints.discard_copy(attempt):
-        return  # the next pass submits the attempt again
+    checkpoints.discard_copy(attempt)
     # The order checked what the customer chose. Since then the customer can only have deleted the script, a folder or
     # the checkpoints, or used up the storage quota. Any other refusal is the platform's fault.
     is_customer_error = error.field in {"script", "mounts", "from_checkpoint"}

@@ -112,6 +112,11 @@ def measure(job: Job, *, without: Attempt | None = None) -> None:
     )
 
 
+def is_counted(job_pk: int) -> bool:
+    """Whether files of the job count against the storage quota."""
+    return Allocation.objects.filter(key=allocation_key(job_pk)).exists()
+
+
 def discard_count(job_pk: int) -> None:
     """Stop counting the files of a job against the storage quota."""
     Allocation.objects.filter(key=allocation_key(job_pk)).delete()

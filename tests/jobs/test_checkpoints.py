@@ -118,39 +118,42 @@ def test_a_copy_that_was_interrupted_begins_again(customer, trained):
     assert (folder_of(customer, job) / "epoch-3" / "weights.pt").read_bytes() == b"12345"
 
 
-def test_a_console_that_ends_while_a_copy_is_deleted_makes_it_again(customer, trained, monkeypatch):
+@pytest.mark.parametrize("cancels", [False, True])
+def test_a_console_that_ends_while_a_copy_is_deleted_leaves_nothing_of_it(customer, trained, monkeypatch, cancels):
+    used = storage.storage_used(customer.organization)
     job = customer.job(from_checkpoint=trained.pk)
     customer.backend.refuses[f"job-{job.pk}-1"] = NoCapacity("full")
-    delete = customer.backend.delete_shared
 
-    def delete_and_end(key):
-        delete(key)
+    def end_before_deleting(_key):
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(customer.backend, "delete_shared", delete_and_end)
+        patched.setattr(customer.backend, "delete_shared", end_before_deleting)
         with pytest.raises(SystemExit):
             start(job)
-    customer.backend.refuses.clear()
     attempt = job.attempts.get()
+    if cancels:
+        orders.cancel_job(membership=customer.membership, job=job)
+        reconciliation.reconcile_job(job_pk=job.pk)
+        monkeypatch.setattr(results, "is_expired", lambda expired: expired.pk == job.pk)
+        reconciliation._clean_up_runs(attempt.backend)
+        assert not folder_of(customer, job).exists()
+        assert not Allocation.objects.filter(key=f"job:{job.pk}").exists()
+        return
+    customer.backend.refuses.clear()
+    customer.quota(max_storage_bytes=used + 5 + 4 * ENTRY_BYTES)  # room for one copy
+    assert dispatch.submit(attempt), "it waits for a new copy"
     dispatch.copy_checkpoints(attempt.pk)
     assert dispatch.submit(attempt)
     assert (folder_of(customer, job) / "latest" / "weights.pt").read_bytes() == b"12345"
 
 
-def test_a_run_that_does_not_start_leaves_no_copy(customer, trained, monkeypatch):
+def test_a_run_that_does_not_start_leaves_no_copy(customer, trained):
     used = storage.storage_used(customer.organization)
     full, refused = customer.job(from_checkpoint=trained.pk), customer.job(from_checkpoint=trained.pk)
     for job, fault in ((full, NoCapacity("full")), (refused, InvalidSpec("no", field="mounts"))):
         customer.backend.refuses[f"job-{job.pk}-1"] = fault
-        assert factories.start(job)
-        attempt = job.attempts.get()
-        dispatch.copy_checkpoints(attempt.pk)
-        with monkeypatch.context() as patched:
-            patched.setattr(locks, "copies_lock", lambda: contextlib.nullcontext(False))  # another process copies
-            assert not dispatch.submit(attempt)
-        assert job.attempts.get().finished_at is None, "the next pass submits it again"
-        assert not dispatch.submit(attempt)
+        assert not start(job)
         assert not folder_of(customer, job).exists()
         assert storage.storage_used(customer.organization) == used
     customer.backend.refuses.clear()
