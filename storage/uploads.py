@@ -635,7 +635,7 @@ def terminate(upload: Upload) -> None:
         parts = list(Upload.objects.filter(final=upload))
         for row in (*parts, upload):
             Upload.objects.filter(pk=row.pk).delete()
-            Allocation.objects.filter(key=row.allocation_key).delete()
+            Allocation.objects.filter(key__in=(row.allocation_key, row.finishing_key)).delete()
     for row in (*parts, upload):
         _file(row).unlink(missing_ok=True)
         _pop_digest(row)

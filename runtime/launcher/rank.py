@@ -163,7 +163,8 @@ def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
 def _find_place(error: BaseException) -> "List[str]":
     """Return the file, line and function of the innermost frame that is neither the platform's nor a library's.
 
-    Of a SyntaxError in the customer's code, return its file and line: the code did not run, so no frame shows them.
+    Of a SyntaxError in the customer's code, return its file and line: the code did not run, so no frame shows them. It
+    may also be about a text that the code parses, such as a template, which is no `.py` file.
     """
     place = ["", "", ""]
     trace = error.__traceback__
@@ -173,8 +174,10 @@ def _find_place(error: BaseException) -> "List[str]":
             name = trace.tb_frame.f_code.co_name
             place = [os.path.basename(file), str(trace.tb_lineno), "" if name == "<module>" else name]
         trace = trace.tb_next
-    if isinstance(error, SyntaxError) and error.filename and (_is_customer_file(error.filename) or place[0] == ""):
-        place = [os.path.basename(error.filename), str(error.lineno or ""), ""]
+    if isinstance(error, SyntaxError) and error.filename:
+        file = error.filename
+        if place[0] == "" or (file.endswith(".py") and _is_customer_file(file)):
+            place = [os.path.basename(file), str(error.lineno or ""), ""]
     return [_shorten(part, _MAX_NAME_BYTES) for part in place]
 
 

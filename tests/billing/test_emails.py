@@ -127,15 +127,25 @@ def test_a_worker_that_is_killed_before_it_sends_loses_no_mail(monkeypatch):
 @pytest.mark.usefixtures("invoice")
 def test_a_mailbox_that_stays_full_is_not_tried_for_ever_and_delays_no_other(owner, accountant, monkeypatch, code):
     send = locmem.EmailBackend.send_messages
+    state = "open"
+
+    def change_state(before, after):
+        nonlocal state
+        state = after if state == before else state
 
     def refuse_first(backend, messages):
+        if state != "open":
+            raise SMTPServerDisconnected("please run connect() first")
         if messages[0].to != [owner.user.email]:
             return send(backend, messages)
         if code == 421:
+            change_state("open", "broken")
             raise SMTPServerDisconnected("Connection unexpectedly closed")
         raise SMTPRecipientsRefused({owner.user.email: (code, b"Mailbox full")})
 
     monkeypatch.setattr(locmem.EmailBackend, "send_messages", refuse_first)
+    monkeypatch.setattr(locmem.EmailBackend, "close", lambda _backend: change_state("broken", "closed"))
+    monkeypatch.setattr(locmem.EmailBackend, "open", lambda _backend: change_state("closed", "open"))
     assert emails.send_due() == 0
     assert [message.to for message in mail.outbox] == [[accountant.user.email]]
     EmailDelivery.objects.update(created_at=timezone.now() - timedelta(days=8))

@@ -134,7 +134,7 @@ class Watcher:
                     if self._closed.is_set():
                         return
                     version = event["object"]["metadata"]["resourceVersion"]
-                    retry_seconds = _MIN_RETRY_SECONDS
+                    retry_seconds, logged_error = _MIN_RETRY_SECONDS, ""
                     if event["type"] != "BOOKMARK":
                         self._process(kind, event["type"], event["object"], versions)
             except (ResourceVersionExpired, BackendUnavailable):  # the console reports a cluster that does not answer

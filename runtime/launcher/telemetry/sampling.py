@@ -254,8 +254,11 @@ class Sampler:
         for rank_id in sorted({*pids_by_rank, *counts}):
             pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
-            # Processes that have ended since then are subtracted too: their CPU time is in the sum of their parent.
-            cpu_seconds -= sum(before.processes[pid].cpu_seconds for pid in pids_by_rank_before.get(rank_id, []))
+            for pid in pids_by_rank_before.get(rank_id, []):
+                # The CPU time of a process that has ended is now in that of its parent, which waited for it. That of
+                # a process that has lost its parent counts for no rank any more.
+                if pid in pids or pid not in reading.processes:
+                    cpu_seconds -= before.processes[pid].cpu_seconds
             sample["ranks"].append(
                 {
                     "rank": rank_id,

@@ -35,6 +35,9 @@ def test_a_tool_that_does_not_start_is_named_with_its_last_words(tmp_path, monke
     monkeypatch.setattr(database, "server_version", lambda: 18)
     with pytest.raises(database.DatabaseToolFailed, match=rf"{tmp_path}/pg_dump failed:\nlibpq.so.5: not found"):
         database.dump(tmp_path / "dump")
+    (tmp_path / "pg_dump").write_bytes(b"no program")
+    with pytest.raises(database.DatabaseToolFailed, match=rf"{tmp_path}/pg_dump failed:\n.*Exec format error"):
+        database.dump(tmp_path / "dump")
 
 
 def test_a_database_that_does_not_answer_is_no_traceback(tmp_path, monkeypatch):

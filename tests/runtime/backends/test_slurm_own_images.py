@@ -169,7 +169,8 @@ def test_a_program_sees_its_working_folder_and_credentials_that_are_on_no_disk(t
     importer = importer_with(tmp_path, monkeypatch, find_bubblewrap())
     monkeypatch.setenv("OURS", "1")
     hidden = f"{tmp_path} {__file__} /proc/{os.getpid()}"
-    script = f'(cat /auth.json; ls -d {hidden}; touch /new /usr/new && ls -d /new; echo "$OURS") 2>/dev/null'
+    writes = "touch /new; touch /usr/new; ls -d /new /usr/new"
+    script = f'(cat /auth.json; ls -d {hidden}; {writes}; echo "$OURS") 2>/dev/null'
     assert importer._run_program(["/usr/bin/sh", "-c", script], b"the credentials") is None
     assert (tmp_path / "log").read_bytes() == b"the credentials\n"
     assert list((tmp_path / "files").iterdir()) == []

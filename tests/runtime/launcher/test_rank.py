@@ -39,6 +39,10 @@ def run(folder, source):
             "open(__file__[:-8] + 'model.py', 'w').write('\\nx = (')\nimport model",
             ["SyntaxError", "'(' was never closed", "model.py", "2", ""],
         ),
+        (  # in a text that is no code of the script
+            "import ast\nast.parse('x = (', 'page.html')",
+            ["SyntaxError", "'(' was never closed", "train.py", "2", ""],
+        ),
         ("eval('x = (')", ["SyntaxError", None, "train.py", "1", ""]),
         ("raise RuntimeError('two\\tparts\\nand a line')", ["RuntimeError", "two parts", "train.py", "1", ""]),
         # A first line that ends with a colon only introduces the others.

@@ -98,7 +98,10 @@ def test_starting_and_ending_processes_do_not_distort_samples():
     assert sample["cpu"] == sample["ranks"][0]["cpu"] == 1.5, "60 - (9 + 50), and 0.5 of process 4"
     assert sample["disk_read"] == 100, "1500 - (900 + 500)"
     assert sample["net_rx"] is None
-    sample = sampler.sample(reading(12.0), {}, {})
+    # The orphan that process 4 is now belongs to no rank; process 2 goes on.
+    sample = sampler.sample(reading(12.0, process(2, cpu_seconds=60.4), process(4, 1, cpu_seconds=0.8)), {2: 0}, {})
+    assert (sample["cpu"], sample["ranks"][0]["cpu"]) == (0.7, 0.4)
+    sample = sampler.sample(reading(13.0), {}, {})
     assert (sample["cpu"], sample["disk_read"], sample["ranks"]) == (0.0, 0, []), "all processes have ended"
 
 
