@@ -629,11 +629,14 @@ def running_sentence(nodes: int, of_nodes: int) -> str:
 
 
 def stopping_sentence(*, has_started: bool, is_notebook: bool) -> str:
-    """Return what happens to a run that is being cancelled. `has_started`: its code runs."""
+    """Return what happens to a run that is being cancelled. `has_started`: its code is known to run.
+
+    Without that, nothing is said about the code, because it may run before its start is observed.
+    """
     if is_notebook:
         return _("JupyterLab is stopping.")
     if not has_started:
-        return _("Cancelling. The run has not started.")
+        return _("Cancelling.")
     return _("Cancelling. Your code has a short time to write a checkpoint.")
 
 
