@@ -187,8 +187,9 @@ STEPS = {
 """What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps share one sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
-    "not_accepted": gettext_lazy(
-        "The cluster did not accept the run. The console tries again. If this continues, contact the administrator."
+    "not_submitted": gettext_lazy(
+        "The run could not be submitted to the cluster yet. The console tries again. If this continues, contact the "
+        "administrator."
     ),
     WaitingCode.IMAGE_NAME: gettext_lazy(
         "The image %(image)s does not exist. Check its name and tag on the Images page, then cancel this "
@@ -241,7 +242,7 @@ WAITING_SENTENCES: dict[str, Any] = {
     ),
 }
 """Why a job in state STARTING does not run yet, and what to do. The codes are WaitingCodes of the backend, and
-`dispatch.COPYING` and `dispatch.NOT_ACCEPTED` before the run is submitted. `_free_machines_sentence` has those about
+`dispatch.COPYING` and `dispatch.NOT_SUBMITTED` before the run is submitted. `_free_machines_sentence` has those about
 free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
