@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 COPYING = "copying_checkpoints"
 """The waiting code (`Job.waiting_code`) of a job that starts once the checkpoints of another job are copied for it."""
-NOT_ACCEPTED = "not_accepted"
+NOT_SUBMITTED = "not_submitted"
 """The waiting code of a starting job whose last submission failed with BackendUnavailable."""
 SUBMIT_RETRY_PERIOD = timedelta(minutes=5)
 """How long a submission that fails with unexpected errors is retried. Then the attempt ends, free of charge. An
@@ -112,7 +112,7 @@ def submit(attempt: Attempt) -> bool:
         lifecycle.return_to_queue(attempt=attempt, waiting_code="capacity")
         return False
     except BackendUnavailable as error:
-        _record_not_accepted(attempt, error)
+        _record_not_submitted(attempt, error)
         return False  # the attempt stays STARTING, and the next pass submits it again
     except InvalidSpec as error:
         _refuse(attempt, error)
@@ -214,12 +214,18 @@ def _unsubmitted_attempts() -> QuerySet[Attempt]:
     return attempts.select_related(*(f"job__{each}" for each in related))
 
 
-def _record_not_accepted(attempt: Attempt, error: BackendUnavailable) -> None:
-    """Store that the cluster did not accept the run. Log why, but not again at each pass."""
-    starting = Job.objects.filter(pk=attempt.job_id, state=JobState.STARTING).exclude(waiting_code=NOT_ACCEPTED)
-    if starting.update(waiting_code=NOT_ACCEPTED, waiting_data={}):
+def _record_not_submitted(attempt: Attempt, error: BackendUnavailable) -> None:
+    """Store that the run could not be submitted. Log why, but not again at each pass.
+
+    After a timeout the cluster may have the run nevertheless. The next submission adopts it.
+    """
+    starting = Job.objects.filter(pk=attempt.job_id, state=JobState.STARTING).exclude(waiting_code=NOT_SUBMITTED)
+    if starting.update(waiting_code=NOT_SUBMITTED, waiting_data={}):
         logger.warning(
-            "The cluster %s did not accept %s, and is asked again: %s", attempt.backend, attempt.run_name, error
+            "Could not submit %s to the cluster %s. The next pass tries again: %s",
+            attempt.run_name,
+            attempt.backend,
+            error,
         )
 
 

@@ -187,8 +187,9 @@ STEPS = {
 """What a starting run is doing, by the `step` in the data of WaitingCode.STARTING. Other steps share one sentence."""
 WAITING_SENTENCES: dict[str, Any] = {
     "copying_checkpoints": gettext_lazy("The checkpoints of job #%(job)s are copied. Then the nodes start."),
-    "not_accepted": gettext_lazy(
-        "The cluster did not accept the run. The console tries again. If this continues, contact the administrator."
+    "not_submitted": gettext_lazy(
+        "The run could not be submitted to the cluster yet. The console tries again. If this continues, contact the "
+        "administrator."
     ),
     WaitingCode.IMAGE_NAME: gettext_lazy(
         "The image %(image)s does not exist. Check its name and tag on the Images page, then cancel this "
@@ -241,7 +242,7 @@ WAITING_SENTENCES: dict[str, Any] = {
     ),
 }
 """Why a job in state STARTING does not run yet, and what to do. The codes are WaitingCodes of the backend, and
-`dispatch.COPYING` and `dispatch.NOT_ACCEPTED` before the run is submitted. `_free_machines_sentence` has those about
+`dispatch.COPYING` and `dispatch.NOT_SUBMITTED` before the run is submitted. `_free_machines_sentence` has those about
 free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
@@ -629,11 +630,14 @@ def running_sentence(nodes: int, of_nodes: int) -> str:
 
 
 def stopping_sentence(*, has_started: bool, is_notebook: bool) -> str:
-    """Return what happens to a run that is being cancelled. `has_started`: its code runs."""
+    """Return what happens to a run that is being cancelled. `has_started`: its code is known to run.
+
+    Without that, nothing is said about the code, because it may run before its start is observed.
+    """
     if is_notebook:
         return _("JupyterLab is stopping.")
     if not has_started:
-        return _("Cancelling. The run has not started.")
+        return _("Cancelling.")
     return _("Cancelling. Your code has a short time to write a checkpoint.")
 
 

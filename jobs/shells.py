@@ -39,7 +39,10 @@ def problem(job: Job, node: int) -> str:
     try:
         is_running = _address(job, node) is not None
     except BackendUnavailable:
-        return _("The cluster is not responding, or not ready. The run continues. Try again in a few minutes.")
+        # Backends raise this also where the cluster answers, but the node does not.
+        return _(
+            "The node can't be reached now. Try again in a few minutes. If that fails too, ask your administrator."
+        )
     return "" if is_running else _("This node does not run, or started before an update of the console.")
 
 

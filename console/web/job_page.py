@@ -128,6 +128,8 @@ def header_context(job: Job) -> dict[str, Any]:
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
     attempts = list(job.attempts.all())
+    # Unlike `job.started_at`, the attempt's is set too if its start is observed after the cancel.
+    has_started = bool(attempts) and attempts[-1].started_at is not None
     return shared | {
         "receipt": selectors.receipt(job) if job.is_ended else None,
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
@@ -144,7 +146,7 @@ def header_context(job: Job) -> dict[str, Any]:
         "may_extend": job.is_notebook and notebooks.is_extensible(job),
         "time_limit": _time_limit(job),
         "running": running_sentence(attempts[-1].current_nodes if attempts else 0, job.nodes),
-        "stopping": stopping_sentence(has_started=job.started_at is not None, is_notebook=job.is_notebook),
+        "stopping": stopping_sentence(has_started=has_started, is_notebook=job.is_notebook),
         "may_cancel": not job.is_ended and job.state != JobState.STOPPING,
     }
 

@@ -121,7 +121,7 @@ def test_a_claimed_job_is_submitted_when_its_cluster_responds(customer, backends
     assert "Nothing is charged yet." in waiting(customer, far)
 
 
-def test_a_run_that_its_cluster_does_not_accept_says_so_and_why_is_logged_once(customer, backends, caplog):
+def test_a_run_that_cannot_be_submitted_says_so_and_why_is_logged_once(customer, backends, caplog):
     """Such as this machine without bubblewrap: its backend answers every other call, and has no circuit breaker."""
     job, submit = customer.job(nodes=1), backends["east"].submit
 
@@ -131,9 +131,12 @@ def test_a_run_that_its_cluster_does_not_accept_says_so_and_why_is_logged_once(c
     backends["east"].submit = refuse
     for _pass in range(2):
         dispatch.dispatch_queue()
-    assert "did not accept the run" in waiting(customer, job)
+    assert (
+        "The run could not be submitted to the cluster yet. The console tries again. If this continues, contact the "
+        "administrator. Nothing is charged yet."
+    ) in waiting(customer, job)
     assert [record.getMessage() for record in caplog.records if "bubblewrap" in record.getMessage()] == [
-        f"The cluster east did not accept job-{job.pk}-1, and is asked again: no bubblewrap"
+        f"Could not submit job-{job.pk}-1 to the cluster east. The next pass tries again: no bubblewrap"
     ]
     backends["east"].submit = submit
     for _ in range(2):

@@ -45,7 +45,11 @@ def test_the_secrets_of_the_demo_are_written_for_their_owner_alone(tmp_path):
     assert json.loads(path.read_text()) == {"a": 1}
 
 
-def test_an_interrupted_purchase_of_the_demo_fails_and_says_what_goes_on(monkeypatch, settings, tmp_path):
+@pytest.mark.parametrize(
+    ("step", "sentence"),
+    [("_accounts", "before it bought a run"), ("_buy_and_show", "A run that was bought continues")],
+)
+def test_an_interrupted_demo_fails_and_says_what_goes_on(monkeypatch, settings, tmp_path, step, sentence):
     started, popen, answers = [], subprocess.Popen, iter([False, True])
 
     def start(_command, **options):
@@ -59,8 +63,8 @@ def test_an_interrupted_purchase_of_the_demo_fails_and_says_what_goes_on(monkeyp
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(demo, "_is_ready", lambda: next(answers))
     monkeypatch.setattr(demo, "_accounts", lambda: {"customer": {"token": "t"}})
-    monkeypatch.setattr(demo, "_buy_and_show", interrupt)
-    with pytest.raises(CommandError, match="A run that has started continues") as error:
+    monkeypatch.setattr(demo, step, interrupt)
+    with pytest.raises(CommandError, match=sentence) as error:
         call_command("demo", "--once")
     assert error.value.returncode == demo.INTERRUPTED
     assert [server.returncode for server in started] == [-signal.SIGTERM]  # nothing of the console is left

@@ -48,12 +48,18 @@ class Command(BaseCommand):
             try:
                 accounts = _accounts()
                 _write_private(settings.VAR_DIR / "demo.json", accounts)
+            except KeyboardInterrupt:
+                # The file may lack the accounts, or have passwords that were just replaced.
+                raise CommandError(
+                    "The demo was interrupted before it bought a run. Run it again (make demo).", returncode=INTERRUPTED
+                ) from None
+            try:
                 _buy_and_show(Customer(settings.TRAINYARD_URL, accounts["customer"]["token"], console), console)
             except (DemoFailed, httpx.HTTPError) as error:
                 raise CommandError(f"The demo failed: {error}") from error
             except KeyboardInterrupt:
                 raise CommandError(
-                    "The demo was interrupted. A run that has started continues to its end, and is charged. "
+                    "The demo was interrupted. A run that was bought continues to its end, and is charged. "
                     f"To stop it, start the console (make up) and cancel the job at {settings.TRAINYARD_URL}. "
                     f"The accounts are in {settings.VAR_DIR / 'demo.json'}.",
                     returncode=INTERRUPTED,

@@ -198,7 +198,7 @@ def test_an_estimate_is_free_and_runs_once_per_quote(owner_page, customer):
     job.attempts.update(cursor={"reads_left": 1})
     assert "still being read" in owner_page.get(reverse("job_detail", args=[job.pk])).text
     job.attempts.update(cursor={})
-    for epoch, sentence in ((0, "nothing was measured"), (1, "Quotes are based on it until a paid run completes.")):
+    for epoch, sentence in ((0, "nothing was measured"), (1, "This free estimate measured your script.")):
         Job.objects.update(epoch=epoch)
         assert sentence in owner_page.get(reverse("job_detail", args=[job.pk])).text
     form = owner_page.get(reverse("training_new"), {"rerun": job.pk}).text

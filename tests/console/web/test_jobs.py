@@ -5,9 +5,11 @@ import time
 
 from django.urls import reverse
 
-from jobs import dispatch, reconciliation, selectors
+from billing.models import Quote
+from jobs import dispatch, free_estimates, reconciliation, selectors
 from runtime.specs import Capacity, LocalRankArgument, Outcome
 from tests.factories.jobs import start
+from tests.factories.notebooks import sell_notebook
 
 TOUCHED = "code_path,datasets,epochs,lr,batch_size,nodes,retries,on_hang,min_nodes,controller,local_rank_argument"
 """Fields that the customer has edited. Errors of other fields are not shown yet."""
@@ -162,20 +164,31 @@ def test_a_cancel_says_what_it_costs_and_whether_code_can_write_a_checkpoint(cus
         at=time.time() - 60, retries=1
     )  # fmt: skip
     start(starting)
+    customer.backend.start(f"job-{starting.pk}-1")  # which the console has not observed yet
     retried = customer.end(retried, Outcome.CODE_FAILED)  # waits for its second attempt
+    free = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form()).job
+    start(free)
     checkpoint = "Your code has a short time to write a checkpoint."
     for job, question, answer in (
         (queued, "It has not started, so it is free.", "The run was cancelled. It was free."),
-        (starting, "It is free if it ends before it starts.", "Cancelling. The run has not started."),
+        (starting, "It is free if it ends before it starts.", "Cancelling."),
         (running, checkpoint, checkpoint),
         (retried, "You pay for the time used so far", "The run was cancelled. You pay for the time it used"),
+        (free, 'data-confirm-detail="This run is free."', "Cancelling."),
     ):
         before = page(owner_page, job)
         after = text(owner_page.post(reverse("job_cancel", args=[job.pk]), follow=True))
         assert question in before
         assert answer in after
+        assert "has not started" not in after
         assert (checkpoint in before, checkpoint in after) == (job is running, job is running)
         assert ("The job was cancelled." in after) == (job in {queued, retried})
+    reconciliation.reconcile_job(job_pk=starting.pk)
+    assert f"Cancelling. {checkpoint}" in page(owner_page, starting)
+    job, notebook = customer.started().job, sell_notebook(customer).job
+    Quote.objects.update(ceiling_minor=0)
+    assert f"This run is free. {checkpoint}" in page(owner_page, job)
+    assert "This run is free. What is saved stays in the workspace." in page(owner_page, notebook)
 
 
 def test_a_tab_is_rendered_alone_in_its_page_and_in_a_refresh(customer, owner_page):

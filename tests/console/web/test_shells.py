@@ -262,7 +262,7 @@ def test_pages_offer_a_shell_to_those_who_may_open_one(client, api, customer, at
     no_such_node = reverse("job_shell", args=[attempt.job_id, 2])  # the job has nodes 0 and 1
     assert shown(customer.membership, no_such_node)[0].status_code == HTTPStatus.NOT_FOUND
     customer.backend.shell_socket = Mock(side_effect=BackendUnavailable("The run's folder cannot be read."))
-    assert "The cluster is not responding," in shown(customer.membership, address)[1]
+    assert "be reached now. Try again in a few minutes." in shown(customer.membership, address)[1]
     customer.backend.shell_socket = lambda _name, _node: None  # the node has ended
     assert "This node does not run" in shown(customer.membership, address)[1]
     assert client.post(reverse("organization_shells"), {"enabled": "0"}).status_code == HTTPStatus.FOUND
