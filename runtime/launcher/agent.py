@@ -318,7 +318,7 @@ class Agent:
         """Report a rank's end, and collect its failure unless the loss of a node explains it."""
         rank = self._worker_group.note_exit(process_exit)
         if rank is None or rank.exit is None:  # `note_exit` has set `exit`; the second check is for type checkers
-            if self._rounds.mpi is not None:
+            if self._rounds.mpi is not None:  # the process may be mpirun or a daemon of it
                 self._rounds.mpi.note_exit(process_exit)
             return
         self._report(
