@@ -1,6 +1,6 @@
-"""A console's worker with a full queue and a history, on a cluster in memory: a process of `bench.control_plane`.
+"""The worker process of `bench.control_plane`: a console with many waiting and ended jobs, and a simulated cluster.
 
-The product's own code runs on a real database; only the cluster is simulated.
+The product's own code runs on a real database; only the cluster is simulated, in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ START_SECONDS = 60.0
 QUIET_SECONDS = 0.5
 """If no cores are free and no run has started for this time, no run will start. A scheduling pass is much shorter."""
 NODES, NODE_CORES = 64, 64.0
-"""The machines of the simulated cluster, and the cores of each: in all 4,096, the most that `PurchaseCopies` needs."""
+"""The machines of the simulated cluster, and the cores of each. That is 4,096 cores, as many as `bench.purchase_copies`
+uses while it buys the originals of its copies."""
 
 
 class MemoryCluster:
@@ -246,7 +247,7 @@ def run_worker(commands: Connection, environment: dict[str, str], queued: int, f
     worker = QueueWorker(queued, finished)
     # The dispatcher runs in this process, because the cluster is in its memory.
     with start_worker(app, pool="solo", perform_ping_check=False, queues=("dispatch",)):
-        commands.send(worker.memory_mib())
+        commands.send(worker.memory_mib())  # `control_plane` takes this as the sign that the worker is ready
         while (command := commands.recv()) is not None:
             method, arguments = command
             commands.send(getattr(worker, method)(*arguments))

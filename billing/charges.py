@@ -61,7 +61,7 @@ def hold(
 
 
 def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, labels: dict[str, str]) -> Hold:
-    """Take a trial's ceiling out of the open hold of its sweep.
+    """Take a trial's ceiling out of the open hold of its sweep, and return the trial's own hold.
 
     The wallet's held amount does not change, so neither balance nor budgets need a check.
     """
@@ -203,7 +203,8 @@ def free_line(
     """Return a receipt line of amount 0 for time that is not charged.
 
     `rule` is `queue`, `start`, `hang`, `platform_fault` or `after_cancel`. Times are ISO 8601 strings. The `evidence`
-    of a hang or fault has `reason`, `attempt`, `at` (its end), and the failure's `node`, `code` and `data`.
+    of a hang or fault has `reason`, `attempt`, `at` (when the attempt ended), and the failure's `node`, `code` and
+    `data`.
     """
     return pricing.Line(
         rule=rule,

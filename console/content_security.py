@@ -7,7 +7,8 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 FORM_TARGET = "form_target"
-"""The name of an attribute that a view sets on its request: an origin to which the page's forms may redirect too."""
+"""The name of an attribute that a view sets on its request: an origin to which the page's forms may redirect too. It is
+added to the directive `form-action`."""
 
 
 class PolicyMiddleware(CSPMiddleware):

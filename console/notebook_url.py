@@ -16,10 +16,11 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def default(console_url: str) -> str:
-    """Return the URL without the setting; empty if there are no notebooks.
+    """Return the URL that applies where NOTEBOOK_URL is not set; empty: the console offers no notebooks.
 
-    If the console's own URL names this machine, notebooks are below `localhost`, because browsers resolve every name
-    below it to this machine. With any other URL there are none, because they would need DNS names and a certificate.
+    If the host of `console_url` is one of LOCAL_HOSTS, notebooks get names below `localhost`, because browsers resolve
+    each of these to their own machine. With any other host there are none, because their names would need DNS records
+    and a certificate.
     """
     console = urlsplit(console_url)
     is_local = console.hostname in LOCAL_HOSTS and console.scheme == "http"
@@ -27,7 +28,10 @@ def default(console_url: str) -> str:
 
 
 def parse(text: str, *, console_url: str) -> str:
-    """Return the URL `text`, an address of a host; empty: there are no notebooks. Raises ImproperlyConfigured."""
+    """Validate the setting's value `text`, and return it. Raises ImproperlyConfigured.
+
+    It is a scheme and a host name, perhaps with a port; empty: the console offers no notebooks.
+    """
     if not text:
         return ""
     console, url = urlsplit(console_url), urlsplit(text)
@@ -36,7 +40,7 @@ def parse(text: str, *, console_url: str) -> str:
             f"NOTEBOOK_URL is '{text}'. It must be {console.scheme}:// and a host name, as TRAINYARD_URL, "
             f"such as {console.scheme}://notebooks.example.net."
         )
-    # LOCAL_HOSTS are allowed, because by default a console at `localhost` has its notebooks below `localhost` too.
+    # A console at `localhost` has its notebooks below `localhost` by default, so LOCAL_HOSTS are not refused.
     if console.hostname and f".{console.hostname}".endswith(f".{url.hostname}") and url.hostname not in LOCAL_HOSTS:
         raise ImproperlyConfigured(
             f"NOTEBOOK_URL is '{text}'. The console must not be below this host name: notebooks could set its cookies."

@@ -2,7 +2,8 @@
 
 A free estimate is an order like any other, with a price of 0. It cannot replace a paid run: it has one node, one
 minute, and the daily limits of the billing policy (per organization and per person). Stored values and the API call a
-free estimate a probe. Rerunning a free estimate buys the purchase that it measured.
+free estimate a probe. A rerun of a free estimate is a paid run: of the purchase that was measured, with its own nodes
+and limits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     """Order a free estimate of the purchase in `data` (the API's field names). `nodes` may be missing.
 
     Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order; raises
-    IdempotencyConflict if the key bought something else.
+    IdempotencyConflict if the key ordered something else: no free estimate, or one of another script.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -52,8 +53,8 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
             is_free_estimate = FREE_ESTIMATE_MARK in existing.quote.purchase
-            bought = (existing.job.workspace_id, existing.job.code_path)
-            if not is_free_estimate or bought != (purchase.workspace.pk, purchase.code_path):
+            measured_script = (existing.job.workspace_id, existing.job.code_path)
+            if not is_free_estimate or measured_script != (purchase.workspace.pk, purchase.code_path):
                 raise IdempotencyConflict
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
@@ -67,7 +68,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
                 "organization, and per person across all organizations. Buy the run, or try again later."
             )
             raise QuotaExceeded(sentence % {"most": policy().probes_per_day})
-        # Stored, so that a rerun can order the purchase without these limits.
+        # The fields that this function has changed are stored as the customer sent them, for a rerun as a paid run.
         limited, as_asked = purchase.to_json(), measured.to_json()
         differences = {name: value for name, value in as_asked.items() if limited[name] != value}
         quote = make_free_quote(

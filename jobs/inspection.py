@@ -40,14 +40,17 @@ def find_job(*, organization: Organization, pk: int, cluster_name: str) -> Job:
     attempt = job.attempts.last()
     if attempt is None or results.is_expired(job) or not _folders(job):
         raise NotInspectable(_("Job #%(job)d has no files. It wrote none, or they were deleted.") % {"job": job.pk})
-    if resolve_cluster_name(attempt.backend) != cluster_name:
+    if resolve_cluster_name(attempt.backend) != cluster_name:  # the column has a cluster's name
         sentence = _("The files of job #%(job)d are on another cluster. Choose a node spec of that cluster.")
         raise NotInspectable(sentence % {"job": job.pk})
     return job
 
 
 def mounts_of(notebook: Job) -> tuple[Mount, ...]:
-    """Return where a notebook finds the files of the job that it reads: below `/jobs/<number>`; empty for no job."""
+    """Return the mounts of the folders of the job whose files the notebook reads: at `/jobs/<number>/<folder>`.
+
+    Empty if the notebook reads no job's files.
+    """
     if not notebook.is_notebook or not (pk := notebook.order.quote.purchase.get(results.INSPECTED_JOB)):
         return ()
     job = Job.objects.filter(organization=notebook.organization_id, pk=pk).first()

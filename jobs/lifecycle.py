@@ -28,8 +28,8 @@ from jobs.states import (
     EndReason,
     JobState,
     OnHang,
-    charged_whole,
     may_follow,
+    pays_for_hang,
 )
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
@@ -438,7 +438,7 @@ def _finish(
                 "name": job.name,
                 "reason": str(reason),
                 "is_notebook": job.is_notebook,
-                "is_charged_whole": charged_whole(attempt.failure if attempt else None),
+                "is_hang_charged": pays_for_hang(attempt.failure if attempt else None),
                 "charged_minor": receipt.total_minor,
                 "currency": receipt.currency,
             },

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 from billing.amounts import money
 from console.accounts.zones import abbreviation
 from jobs.resource_usage import Efficiency, Straggler
-from jobs.states import PLATFORM_FAULTS, EndReason, OnHang, charged_whole
+from jobs.states import PLATFORM_FAULTS, EndReason, OnHang, pays_for_hang
 from runtime.specs import FailureCode, WaitingCode
 
 MAX_PLACE_LENGTH = 200
@@ -73,11 +73,11 @@ FREE_END_SENTENCES = {
 
 
 def end_sentence(
-    reason: str, *, is_charged_whole: bool = False, is_free: bool = False, is_notebook: bool = False
+    reason: str, *, is_hang_charged: bool = False, is_free: bool = False, is_notebook: bool = False
 ) -> str:
     """Return why a job ended and who pays; empty for a job that has not ended.
 
-    `reason` is an EndReason or "". `is_charged_whole` is `charged_whole` of the last attempt's failure. `is_free`:
+    `reason` is an EndReason or "". `is_hang_charged` is `pays_for_hang` of the last attempt's failure. `is_free`:
     nothing was charged. A notebook that was cancelled has ended as intended, so it is called stopped.
     """
     if is_notebook and reason == EndReason.CANCELLED:
@@ -91,7 +91,7 @@ def end_sentence(
         return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else paid)
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
-    if reason == EndReason.HUNG and is_charged_whole:
+    if reason == EndReason.HUNG and is_hang_charged:
         return _(
             "The run hung: output, metrics and computation stopped. In an image of your own the platform "
             "can't verify progress, so you pay for the time until the run was ended."
@@ -591,9 +591,9 @@ def event_sentence(
     if data.get("retry"):
         return join_sentences(failure, retry_sentence(data))
     if data.get("reason"):
-        is_charged_whole = charged_whole(data.get("failure"))
+        is_hang_charged = pays_for_hang(data.get("failure"))
         end = end_sentence(
-            str(data["reason"]), is_charged_whole=is_charged_whole, is_free=is_free, is_notebook=is_notebook
+            str(data["reason"]), is_hang_charged=is_hang_charged, is_free=is_free, is_notebook=is_notebook
         )
         return join_sentences(end, failure)
     if kind == "extended":

@@ -519,7 +519,8 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField(_("number"))
     backend = models.CharField(max_length=32)
-    """Stored name of the cluster, not the kind of its backend; see `clusters.resolve_cluster_name`."""
+    """The name of a cluster, not the kind of a backend. It may be "" or a former name of the first cluster, see
+    `clusters.resolve_cluster_name`, or the name of a cluster that the settings no longer list."""
     granted_nodes = models.PositiveSmallIntegerField()
     """Number of nodes at the start; fewer than bought if the job is elastic and capacity was short."""
     claimed_at = models.DateTimeField(_("claimed"))

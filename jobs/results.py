@@ -125,10 +125,10 @@ def discard_count(job_pk: int) -> None:
 def is_needed(job: Job) -> bool:
     """Whether an open job still has to copy this job's checkpoints, or an open notebook reads its files."""
     dependents = Job.objects.filter(from_checkpoint=job, checkpoints_copied_at=None)
-    return dependents.exclude(state__in=ENDED).exists() or is_read(job)
+    return dependents.exclude(state__in=ENDED).exists() or _is_read_by_notebook(job)
 
 
-def is_read(job: Job) -> bool:
+def _is_read_by_notebook(job: Job) -> bool:
     """Whether an open notebook reads the job's files."""
     notebooks = Job.objects.filter(organization=job.organization_id, builtin_script=NOTEBOOK_SCRIPT)
     readers = notebooks.filter(**{f"order__quote__purchase__{INSPECTED_JOB}": job.pk})
@@ -160,7 +160,8 @@ def measure_uncounted(attempts: list[Attempt]) -> None:
 def delete_run(attempt: Attempt) -> None:
     """Delete the files of an ended attempt, and its job's checkpoints and outputs. Raises BackendUnavailable.
 
-    Safe to repeat. Reconciliation repeats it while the cluster lists the run, so the run is deleted last.
+    Safe to repeat. Reconciliation repeats it as long as the cluster lists the run. So the run is deleted after the
+    checkpoints and outputs, which all attempts of the job share.
     """
     backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
     backend.delete_shared(key)
@@ -173,7 +174,7 @@ def remove(*, job: Job, user: User | None) -> None:
     """Delete all files of an ended job, but not its workspace. Safe to repeat. Raises InUse, ClusterUnavailable."""
     if not job.is_ended:
         raise InUse(_("This job has not ended. Wait for it to end, or cancel it first."))
-    if is_read(job):
+    if _is_read_by_notebook(job):
         raise InUse(_("An open notebook reads the files of this job. Wait for it to end, or stop it first."))
     if is_needed(job):
         raise InUse(
@@ -196,7 +197,7 @@ def _run_usage(attempt: Attempt) -> trees.Measurement:
 
 
 def _shared_usage(attempt: Attempt) -> trees.Measurement:
-    """Measure the job's checkpoints and outputs."""
+    """Measure the checkpoints and outputs of the attempt's job, which all its attempts share."""
     try:
         backend, key = cluster(attempt.backend), checkpoint_key(attempt.job_id)
         return _usage_of(backend.checkpoint_folder(key)) + _usage_of(backend.output_folder(key))

@@ -18,7 +18,7 @@ from console.notifications import services as notifications
 from console.notifications.models import Notification
 from jobs.messages import end_sentence, failure_sentence, sweep_end_sentence
 from jobs.models import Job, Trial
-from jobs.states import charged_whole
+from jobs.states import pays_for_hang
 
 KINDS = ("job.succeeded", "job.failed", "job.cancelled", "sweep.ended")
 """Kinds of notifications that are emailed by this module."""
@@ -71,7 +71,7 @@ def _job_mail(notification: Notification) -> tuple[str, str]:
         "job": job,
         "sentence": end_sentence(
             job.reason,
-            is_charged_whole=charged_whole(failure),
+            is_hang_charged=pays_for_hang(failure),
             is_free=notification.data["charged_minor"] == 0,
             is_notebook=job.is_notebook,
         ),

@@ -38,7 +38,7 @@ from jobs.messages import (
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
 from jobs.purchase import FREE_ESTIMATE_MARK
 from jobs.run_specs import run_spec
-from jobs.states import ACTIVE, ENDED, OPEN, JobState, charged_whole
+from jobs.states import ACTIVE, ENDED, OPEN, JobState, pays_for_hang
 from runtime.errors import RuntimeFault
 from runtime.specs import Capacity, LogChunk
 from storage.models import Allocation
@@ -272,7 +272,7 @@ def summary(job: Job, attempts: Sequence[Attempt] | None = None) -> dict[str, An
         "detail": _detail(job, attempts),
         "sentence": end_sentence(
             job.reason,
-            is_charged_whole=charged_whole(attempts[-1].failure if attempts else None),
+            is_hang_charged=pays_for_hang(attempts[-1].failure if attempts else None),
             is_free=cost_minor(job) == 0,
             is_notebook=job.is_notebook,
         ),

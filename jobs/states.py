@@ -119,11 +119,11 @@ class OnHang(enum.StrEnum):
     """Hangs are not detected: their time is billed, up to the ceiling."""
 
 
-def charged_whole(failure: Mapping[str, Any] | None) -> bool:
-    """Whether a hung run pays until it was ended, and not only until its last progress.
+def pays_for_hang(failure: Mapping[str, Any] | None) -> bool:
+    """Whether a hung run pays for the hang too: until it was ended, and not only until its last sign of progress.
 
     `failure` is a `runtime.specs.Failure` as JSON data. Only the Kubernetes backend sets `charged_whole` in it, for
-    customers' images: their code could fake signs of progress.
+    customers' images: their code could claim that the run hung earlier than it did.
     """
     return bool(((failure or {}).get("data") or {}).get("charged_whole"))
 

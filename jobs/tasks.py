@@ -28,7 +28,8 @@ def reconcile(cluster_name: str = "") -> None:
 def forget_runs() -> None:
     """Delete the files of ended runs that are no longer kept, and runs that belong to no job.
 
-    Also send `telemetry.read_rest` again, and count storage again, where that was interrupted.
+    Also send `telemetry.read_rest` again where output of an ended run is still unread, and measure the storage of jobs
+    that `results.count_storage` missed.
     """
     reconciliation.delete_old_runs()
 
@@ -73,7 +74,7 @@ def mail_run_ends() -> None:
 
 @shared_task
 def stop_job(job_pk: int) -> None:
-    """Stop the run of a job that is cancelled or moved."""
+    """Stop the run of a job that is cancelled, or whose attempt an operator ends so that another one starts."""
     reconciliation.stop(job_pk=job_pk)
 
 

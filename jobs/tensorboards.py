@@ -22,8 +22,9 @@ from runtime.tools.control import LogFolder, Session, SessionRequest
 PATH = "/tools/"
 """The beginning of the URL paths of all tools. The key of a session follows."""
 MAX_JOBS = 20
+"""Maximum number of jobs in one TensorBoard, because each of their attempts is a mount in its sandbox."""
 MAX_ATTEMPTS = 10
-"""At most this many jobs in one TensorBoard, and latest attempts of each: an attempt is a mount of its sandbox."""
+"""Maximum number of attempts of each job, for the same reason."""
 _MAX_NAME_LENGTH = 60
 """Characters of a job's name in TensorBoard's list of runs, which is narrow."""
 
@@ -94,7 +95,7 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
 
     `is_only`: no other attempt of the job is shown, so the name need not contain its number. Raises RuntimeFault.
     """
-    backend = cluster(attempt.backend)
+    backend = cluster(attempt.backend)  # the column has a cluster's name
     if not backend.shares_storage:
         return None
     file_name = re.sub(r"[^A-Za-z0-9_.-]+", "_", job.name)[:_MAX_NAME_LENGTH]  # the name becomes a folder's name
@@ -103,8 +104,8 @@ def _logs_of(job: Job, attempt: Attempt, *, is_only: bool) -> LogFolder | None:
         name += f"-attempt-{attempt.number}"
     run_folder = backend.run_folder(attempt.run_name)
     # TensorBoard's sandbox may only mount a folder that the run's code cannot replace by a link. For a sandboxed run
-    # that is `run`, which is itself a mount in the run's sandbox. A pod mounts the run's whole folder, so its code
-    # could replace `run`, and TensorBoard's sandbox mounts the run's folder too.
+    # that is `run`, which is itself a mount in the run's sandbox. A pod mounts the run's whole folder, and its code
+    # could replace `run` in it. So TensorBoard's sandbox mounts the whole folder too.
     if isinstance(settings.TRAINYARD_CLUSTERS.get(resolve_cluster_name(attempt.backend)), ClusterConfig):
         return LogFolder(name, str(run_folder), "run/tensorboard")
     return LogFolder(name, str(run_folder / "run"), "tensorboard")

@@ -1,5 +1,8 @@
 """Follow the clusters: update a job's row at each change of its run.
 
+To read a run is to read its status and new output, and to update its job (`reconciliation.follow`). To describe it is
+to read its status only (`Backend.describe`).
+
 Each cluster has a thread of its own, so that a slow or unavailable cluster delays no other. `reconciliation` applies
 changes that the watcher missed.
 """
@@ -32,7 +35,8 @@ RECONNECT_PAUSES = (1, 2, 5, 10, 30)
 STABLE_SECONDS = 60.0
 """After a connection that lasted this long, longer than any pause, earlier failures no longer count."""
 STOP_SECONDS = 3.0
-"""How long to wait for each thread at shutdown. After that, threads end with the process, which loses nothing."""
+"""How long to wait for each thread at shutdown. After that, threads end with the process. The next reconciliation
+applies the changes that they had not processed."""
 
 
 def follow_all(stop: threading.Event) -> None:
@@ -70,7 +74,7 @@ class ClusterFollower:
             except Exception:
                 logger.exception("The cluster %s can't be followed.", self.name)
             finally:
-                connections.close_all()  # none of this thread stays open during the pause
+                connections.close_all()  # this thread has no database connection open during the pause
             failures = 0 if time.monotonic() - started > STABLE_SECONDS else failures
             self._stop.wait(RECONNECT_PAUSES[min(failures, len(RECONNECT_PAUSES) - 1)])
             failures += 1
@@ -98,13 +102,13 @@ class ClusterFollower:
             read_started_at = time.monotonic()
             self._read(name)
             self._next_read_at[name] = _pause_end(read_started_at, READ_INTERVAL_SECONDS)
-        # Earlier times no longer matter.
+        # Times in the past no longer delay anything.
         for times in (self._next_read_at, self._next_describe_at):
             for name in [name for name, at in times.items() if at <= started_at]:
                 del times[name]
 
     def _is_due(self, name: str) -> bool:
-        """Whether a run's pause after its last read is over, or it is known to have ended."""
+        """Whether to read a run now: its pause after the last read is over, or a description says that it has ended."""
         now = time.monotonic()
         if now >= self._next_read_at.get(name, 0.0):
             return True
@@ -113,7 +117,7 @@ class ClusterFollower:
         try:
             return cluster(self.name).describe(name).phase is RunPhase.ENDED
         except Exception:
-            return True  # `_read` handles the error of this run, so that the others are read
+            return True  # `_read` then meets and logs the error, so that the other runs are read
         finally:
             self._next_describe_at[name] = _pause_end(now)
 

@@ -75,7 +75,7 @@ def publish_version(*, dataset: Dataset, user: User | None, stream: Readable) ->
     digest = hashlib.sha256()
     with (
         Reservation(dataset.organization, label=dataset.name) as reservation,
-        scratch_folder() as folder,
+        temporary_folder() as folder,
         translate_os_errors(),
         (folder / "archive").open("xb+") as spool,
     ):
@@ -100,7 +100,7 @@ def publish_archive(
     `sha256` is that of the archive. `reservation` counts the unpacked files. `on_published` runs in the transaction
     that writes the version's row.
     """
-    with scratch_folder() as folder:
+    with temporary_folder() as folder:
         unpack_path = folder / "files"
         unpack_path.mkdir()
         reservation.count(entries=1)  # the folder
@@ -132,7 +132,7 @@ def publish_file(
     `sha256` is that of the file. `reservation` counts the copy. `on_published` runs in the transaction that writes the
     version's row. Raises as `publish_version`.
     """
-    with scratch_folder() as folder, translate_os_errors():
+    with temporary_folder() as folder, translate_os_errors():
         copy_path = folder / "files"
         copy_path.mkdir()
         reservation.count(entries=2)  # the folder and the file
@@ -156,7 +156,7 @@ def publish_copy(*, dataset: Dataset, user: User | None, root: Path, path: str) 
 
     Raises BadArchive, NotFound if the dataset was deleted meanwhile, and the errors of `tree_copy.copy_tree`.
     """
-    with Reservation(dataset.organization, label=dataset.name) as reservation, scratch_folder() as folder:
+    with Reservation(dataset.organization, label=dataset.name) as reservation, temporary_folder() as folder:
         copy_path = folder / "files"
         copy_path.mkdir()
         copy_result = copy_tree(
@@ -259,7 +259,7 @@ def create_workspace(
     Raises InvalidInput, NameTaken, TooLarge, TooMany, and what `fill` and `on_created` raise.
     """
     validate_texts(name, description)
-    with Reservation(organization, label=name, key=allocation_key) as reservation, scratch_folder() as unfinished:
+    with Reservation(organization, label=name, key=allocation_key) as reservation, temporary_folder() as unfinished:
         reservation.count(entries=1)
         finished = unfinished / "files"
         finished.mkdir(mode=0o755)
@@ -356,7 +356,7 @@ def unpack_into_workspace(
     root = selectors.workspace_folder(workspace)
     with (
         Reservation(workspace.organization, label=workspace.name, key=allocation_key) as reservation,
-        scratch_folder() as folder,
+        temporary_folder() as folder,
     ):
         unpack_path = folder / "files"
         unpack_path.mkdir()
@@ -444,7 +444,7 @@ def add_usage(
 
 
 def scratch() -> Path:
-    """Return the folder for unfinished writes. It is in the storage root, so that one rename finishes a write."""
+    """Return the folder that holds all unfinished writes. It is in the storage root, so one rename finishes a write."""
     return top_folder("scratch")
 
 
@@ -469,8 +469,8 @@ def move_into_place(finished_folder: Path, *, area: str) -> Path:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Yield a new folder for unfinished writes; remove it afterwards with everything still in it."""
+def temporary_folder() -> Iterator[Path]:
+    """Yield a new folder in `scratch` for one unfinished write; remove it afterwards with everything still in it."""
     folder = scratch() / secrets.token_hex(16)
     folder.mkdir()
     try:

@@ -49,7 +49,10 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
     missing_entries = files.missing_entries(root=root, path=target)
     if not missing_entries:
         raise NameTaken(_("A file or folder with this name already exists. Choose another name or delete it first."))
-    with Reservation(workspace.organization, label=workspace.name) as reservation, catalog.scratch_folder() as scratch:
+    with (
+        Reservation(workspace.organization, label=workspace.name) as reservation,
+        catalog.temporary_folder() as scratch,
+    ):
         unfinished = scratch / "files"
         unfinished.mkdir(mode=0o755)
         new_parents = missing_entries - 1

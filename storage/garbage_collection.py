@@ -1,8 +1,8 @@
 """Remove files that are not needed: those deleted long enough ago, and those that no database row names.
 
 A crash may leave files without a row. They stay for KEPT_AFTER_DELETION too, because an operator may restore an older
-copy of the database, which has rows for files that were deleted since. Files that an open job uses stay until the job
-has ended.
+copy of the database, which has rows for files that were deleted since. Unfinished writes that no row names stay for
+ABANDONED_AFTER only. Files that an open job uses stay until the job has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from storage.models import (
 from storage.selectors import Item
 
 ABANDONED_AFTER = timedelta(days=1)
-"""After this age, files in the scratch folder count as left by a crash, because no request lasts that long."""
+"""After this age, unfinished writes and their reservations count as left by a crash: no request lasts that long."""
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Area:
 
 
 def areas() -> list[Area]:
-    """Return all areas. Their needed names are those in the database at this moment."""
+    """Return all areas. Their needed names are those in the database at this moment; `scratch` has none."""
     root, kept_for = selectors.root(), KEPT_AFTER_DELETION
     versions = DatasetVersion.objects.filter(removed_at=None)
     models = ModelVersion.objects.filter(removed_at=None)

@@ -117,7 +117,7 @@ def fetch(
     `counter` counts the unpacked files against the quota. `report` is called as in `git_fill`. Raises GitFailed,
     TooLarge, BadArchive, UnsafePath, and what `report` raises.
     """
-    with catalog.scratch_folder() as scratch:
+    with catalog.temporary_folder() as scratch:
         repository, archive = scratch / "repository", scratch / "archive"
 
         def report_received() -> None:

@@ -18,7 +18,7 @@ from console.accounts.models import Organization, User
 from console.accounts.services import record_audit_event
 from console.core.errors import CustomerError, InvalidInput
 from storage import quota, trees
-from storage.catalog import move_into_place, scratch, scratch_folder, validate_texts
+from storage.catalog import move_into_place, scratch, temporary_folder, validate_texts
 from storage.models import Model, ModelVersion
 from storage.quota import Reservation
 from storage.tree_copy import CopyResult, copy_tree
@@ -83,7 +83,7 @@ def publish_version(
     description. Raises InvalidInput, TooLarge, TooMany, StorageFull, and the errors of `tree_copy.copy_tree`.
     """
     validate_texts(name, description)
-    with Reservation(organization, label=name) as reservation, scratch_folder() as unfinished:
+    with Reservation(organization, label=name) as reservation, temporary_folder() as unfinished:
         folder = unfinished / "files"
         folder.mkdir()
         copy_result = copy_tree(
@@ -98,7 +98,7 @@ def publish_version(
                 quota.lock(organization)  # deletions lock it too, so they wait for this publication
                 model = _get_or_create_model(organization, user, name, description)
                 version = _create_version(model, user, version_folder, copy_result, lineage)
-                reservation.release()
+                reservation.release()  # in the transaction that counts the version, so that no byte counts twice
         except CustomerError:
             # As in `catalog._publish`: after any other error the row may have been written, and the files stay.
             trees.remove_tree(folder=version_folder, scratch=scratch())
@@ -114,7 +114,7 @@ def _get_or_create_model(organization: Organization, user: User | None, name: st
         model = Model.objects.create(organization=organization, name=name, description=description, created_by=user)
         record_audit_event(organization=organization, actor=user, action="model.created", target=name)
     elif description:
-        model.description = description
+        model.description = description  # `_create_version` saves it
     return model
 
 

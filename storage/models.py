@@ -462,6 +462,7 @@ class Allocation(models.Model):
         """The kind of an allocation."""
 
         UPLOAD = "upload", _("Upload in progress")
+        """Any unfinished write: of an upload, an import, a copy or a publication (`quota.Reservation`)."""
         RUN = "run", _("Run results")
 
     organization = models.ForeignKey(

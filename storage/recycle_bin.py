@@ -1,8 +1,8 @@
 """The recycle bin of a workspace: delete, restore and finally remove its files and folders.
 
 A deleted file or folder is renamed into the folder `bin/` in the storage root, to which runs have no access. It stays
-there for KEPT_AFTER_DELETION, and counts against the quota. Its row is deleted only after its files are removed, so all
-files on the disk count. Links, pipes and devices have no content to restore, so they are removed at once.
+there for KEPT_AFTER_DELETION, and counts against the quota. Its row is deleted only after its files are removed, so
+whatever is on the disk counts. Links, pipes and devices have no content to restore, so they are removed at once.
 """
 
 from __future__ import annotations

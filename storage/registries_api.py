@@ -42,7 +42,11 @@ class CheckedRegistrySerializer(RegistrySerializer):
 
 
 class CredentialsSerializer(serializers.Serializer[Any]):
-    """User name and password for a registry. `registries.save_registry` validates their length and characters."""
+    """User name and password for a registry. `registries.save_registry` validates their length and characters.
+
+    With an empty user name, images are pulled without credentials. An empty password is stored as such; null keeps the
+    stored one.
+    """
 
     username = serializers.CharField(default="", allow_blank=True)
     password = serializers.CharField(

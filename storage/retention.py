@@ -2,7 +2,8 @@
 
 A deleted item disappears from lists at once. Its files stay for KEPT_AFTER_DELETION, and count against the quota. In
 this time, its retention, members can restore the item, or remove its files. An item that an open job uses cannot be
-deleted. A row is marked as removed only after its files are removed, so all files on the disk count.
+deleted. A row is marked as removed only after its files are removed, so whatever is on the disk counts against the
+quota.
 
 Three columns hold the state: `deleted_at`, `kept_until` (the end of the retention), and `removed_at` (when the files
 were removed).
@@ -203,7 +204,10 @@ def _set_latest_model(model: Model) -> None:
 
 
 def _ids_of(item: Item) -> ObjectIds:
-    """Return the argument by which the functions of `in_use` look for an item."""
+    """Return the argument by which the functions of `in_use` look for an item.
+
+    The kind `models`, as in URLs, stands for versions of models, and `versions` for those of datasets.
+    """
     kind = {"versions": "dataset_versions", "models": "model_versions", "workspaces": "workspaces"}[item.kind]
     return ObjectIds(**{kind: [item.pk]})
 

@@ -390,7 +390,7 @@ def _verified_copy(upload: Upload, stream: Readable, checksum: Checksum, limit_b
     digest = CHECKSUMS[checksum.algorithm]()
     with (
         Reservation(upload.organization, label=str(upload)) as reservation,
-        catalog.scratch_folder() as folder,
+        catalog.temporary_folder() as folder,
         translate_os_errors(),
         (folder / "bytes").open("xb+") as file,
     ):

@@ -70,7 +70,7 @@ def _check_version(version: DatasetVersion, *, with_hashes: bool) -> Iterator[Fi
     if not manifest.exists():
         yield Finding(Level.NOTE, subject, "no file hashes were recorded when it was published", version.size_bytes)
     elif with_hashes:
-        with catalog.scratch_folder() as scratch:
+        with catalog.temporary_folder() as scratch:
             new = scratch / "manifest"
             try:
                 with new.open("wb") as target:
@@ -91,7 +91,7 @@ def _check_model(version: ModelVersion, *, with_hashes: bool) -> Iterator[Findin
     if not folder.is_dir():
         yield Finding(Level.PROBLEM, subject, f"its folder is missing: {folder}")
     elif with_hashes:
-        with catalog.scratch_folder() as scratch:
+        with catalog.temporary_folder() as scratch:
             listing = scratch / "manifest"
             try:
                 with listing.open("wb") as target:

@@ -25,7 +25,8 @@ from billing.currencies import decimals
 from billing.selectors import default_currency, wallet
 
 MAX_DIGITS = 15
-"""Largest number of digits of a typed amount. Minor units add up to three, and 18 digits fit the 64-bit columns."""
+"""Maximum number of digits of a typed amount. The conversion to minor units appends up to three digits, and any number
+of 18 digits fits the 64-bit columns."""
 SUFFIX = "_minor"
 PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
 """Relations that lead from a row without a currency of its own to a row that has one, perhaps in several steps."""
@@ -112,7 +113,7 @@ class ShowsAmounts:
         return self._with_formatted_amounts(super().get_readonly_fields(request, obj))  # type: ignore[misc]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        """Return a page's fields, with amounts as money. An editable one is the field `amount` of an `AmountForm`."""
+        """Return a page's fields, with amounts as money, which cannot be edited: `AmountForm` has a field for that."""
         return self._with_formatted_amounts(super().get_fields(request, obj))  # type: ignore[misc]
 
     def _with_formatted_amounts(self, names: Sequence[Any]) -> Sequence[Any]:

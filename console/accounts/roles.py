@@ -20,7 +20,8 @@ class Capability(enum.StrEnum):
     VIEW = "view"
     """See jobs, datasets, workspaces, images, the wallet's balance and receipts."""
     STORE = "store"
-    """Create, change and delete datasets, workspaces and their files, and the organization's own images."""
+    """Create, change, share and delete what the organization stores: datasets, models, workspaces and their files,
+    secrets, and its own images with the credentials of their registries."""
     RUN = "run"
     """Quote, buy, cancel and rerun."""
     PAY = "pay"

@@ -131,12 +131,15 @@ def _collect_counters() -> Iterator[Metric]:
 
 
 def _collect_heartbeats() -> Iterator[Metric]:
-    """Yield the metrics of processes, clusters and the ledger that heartbeats carry. Raises redis.RedisError."""
+    """Yield the metrics from heartbeats. Raises redis.RedisError.
+
+    They say that processes work. The heartbeats about clusters and the ledger also carry reports in their `details`.
+    """
     cluster_kinds = (heartbeats.WATCHER, heartbeats.CLUSTER)
     current = [
         heartbeat
         for heartbeat in heartbeats.recent()
-        # A cluster that was removed from the settings still has a last heartbeat.
+        # The `part` of these kinds is a cluster. One that was removed from the settings still has a last heartbeat.
         if heartbeat.kind not in cluster_kinds or heartbeat.part in settings.TRAINYARD_CLUSTERS
     ]
     last = GaugeMetricFamily(

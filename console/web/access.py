@@ -44,11 +44,11 @@ View = Callable[Concatenate[Any, Arguments], HttpResponseBase]
 
 
 def require_log_in(view: View[Arguments]) -> View[Arguments]:
-    """Require a log-in.
+    """Require a log-in: Django's `login_required` for views that forms or htmx may call.
 
     Anonymous users are redirected to the log-in page. After the log-in they get the requested page, or the page with
     the form that they submitted. htmx would insert the log-in page into the current page. So it gets a 401 instead, and
-    `app.js` shows that the session ended.
+    `app.js` shows that the session ended. For pages that browsers only open, `login_required` does the same.
     """
     login_view = login_required(view)
 
@@ -96,7 +96,7 @@ def is_htmx(request: HttpRequest) -> bool:
 
 
 def logged_in_user(request: HttpRequest) -> User:
-    """Return the user of a request that `login_required` has admitted."""
+    """Return the user of a request that `require_log_in` or `login_required` has admitted."""
     assert isinstance(request.user, User)  # noqa: S101  # type checkers cannot know
     return request.user
 

@@ -136,7 +136,7 @@ def _row(notification: Notification) -> dict[str, Any]:
         href = reverse("job_detail", args=[data["job"]])
         detail = end_sentence(
             data.get("reason", ""),
-            is_charged_whole=data.get("is_charged_whole", False),
+            is_hang_charged=data.get("is_hang_charged", False),
             is_free=data.get("charged_minor") == 0,
             is_notebook=is_notebook,
         )

@@ -1,8 +1,9 @@
 """The page on which a person lets a client of the OpenID provider log them in (`console.accounts.openid`).
 
-allauth serves the protocol, but is less strict than this console. It accepts a redirect URI with additional parameters
-or another port of this machine, and requests without PKCE. With `prompt=none` it skips the consent to a client if the
-person has trusted another client. The view refuses such requests before allauth handles them.
+allauth serves the protocol, but is less strict than this console. It accepts a redirect URI with additional parameters,
+or with another port if it leads to the person's own machine (127.0.0.1). It accepts requests without PKCE. With
+`prompt=none` it skips the consent to a client if the person has trusted another client. The view refuses such requests
+before allauth handles them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class AuthorizationView(views.AuthorizationView):  # type: ignore[misc]  # allau
         return super().get(request, *args, **kwargs)  # type: ignore[no-any-return]
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the template's context, and let the form redirect to the client."""
+        """Return the template's context, and let the form redirect to the client (the CSP directive `form-action`)."""
         context: dict[str, Any] = super().get_context_data(**kwargs)
         if self._request_info["redirect_uri"] not in context["client"].get_redirect_uris():
             # allauth parses the request on its own, and may have read another URI than `_check_request`.

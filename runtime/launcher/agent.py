@@ -43,7 +43,8 @@ _POLL_SECONDS = 0.5
 class Agent:
     """The node's launcher. `run` returns the node's exit code: 0 if every rank succeeded.
 
-    `plan` is the field `plan` of `launch_plan`. `supervisor` is the connection to the supervisor.
+    `launch_plan` is everything that the supervisor has sent to this launcher. `plan` is its field `plan`: what the run
+    executes, and where. `supervisor` is the connection to the supervisor.
     """
 
     def __init__(
@@ -259,9 +260,12 @@ class Agent:
                 self._ensure_node_watch().note_cpu_work()
             self._ensure_node_watch().add_cpu_seconds(float(message["seconds"]))
         elif kind == "hub_address":
+            # The name server may first give the address of an earlier pod of the hub, so the supervisor in a pod sends
+            # each address that it finds until the nodes have met.
             self._peers.join((str(message["address"]), self._hub_address[1]))
         elif kind == "abort":
             self._peers.send({"type": "abort", "cause": message.get("cause")})
+            # The supervisor waits for this answer before it kills the node, so the answer does not wait for the ranks.
             self._report({"type": "ended"})
             self._end_ranks()
 
@@ -313,8 +317,8 @@ class Agent:
     def _note_rank_exit(self, process_exit: Exit) -> None:
         """Report a rank's end, and collect its failure unless the loss of a node explains it."""
         rank = self._worker_group.note_exit(process_exit)
-        if rank is None or rank.exit is None:
-            if self._rounds.mpi is not None:
+        if rank is None or rank.exit is None:  # `note_exit` has set `exit`; the second check is for type checkers
+            if self._rounds.mpi is not None:  # the process may be mpirun or a daemon of it
                 self._rounds.mpi.note_exit(process_exit)
             return
         self._report(

@@ -29,17 +29,18 @@ _ENTRIES_PER_STEP = 128
 _STEP_SECONDS = 0.005
 """How long one step of a measurement may take. The supervisor does nothing else meanwhile."""
 _FIRST_STEP_SECONDS = 0.05
-"""The same until all initial sizes are known: longer, because what the run adds to a folder meanwhile may count as
-older. Each folder takes such a step, and the supervisor's timers are late by the sum."""
+"""How long one step may take until the initial sizes of all folders are known. It is longer, because what the run
+writes to a folder meanwhile may become part of its initial size. Each folder's measurement takes such a step, and the
+supervisor's timers are late by the sum."""
 _MIN_PAUSE_SECONDS = 2.0
 """Minimum pause between two measurements. Only a run that writes more than 128 MiB per second fills `RESERVE_BYTES` in
 this time."""
 _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _URGENT_PAUSE_FACTOR = 5
-"""The minimum pause, in the same unit, while a disk has lost more space than the run may still add: the run may have
-written it. A step then takes `_FIRST_STEP_SECONDS`. So folders with many files are measured within
-seconds, with at most a fifth of a core."""
+"""The minimum pause, in the same unit, while a measurement is urgent: a disk has lost more space than the run may still
+fill, and perhaps the run has filled it. A step then takes `_FIRST_STEP_SECONDS`. So folders with many files are
+measured within seconds, with at most a fifth of a core."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _INITIAL_SECONDS = 10.0
@@ -124,11 +125,12 @@ class DiskLimit:
     """The limit of what the run may add to its folders. Node 0 measures repeatedly, for all nodes.
 
     `folders` are named `run` (empty at the start), `checkpoints`, `outputs`, and `workspace` if the run may write to
-    it. `available_bytes` is the disk's room at the start; 0 or less: unknown, or the disk is full. The limit is
-    `limit_bytes`, or a positive `available_bytes` that is smaller. `open_files` yields the run's
-    open files as paths like /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, only the start and
-    the end are measured. `by_quota`: the limit is the rest of the organization's storage quota. The first
-    `platform_bytes` of `run` do not count: they are for the platform's own files, if it writes such files there.
+    it. `available_bytes` is the disk's free space before the run, less RESERVE_BYTES; 0 or less: unknown, or the disk
+    is full. The limit is `limit_bytes`, or a positive `available_bytes` that is smaller. A full disk does not lower it:
+    others filled that disk, and the run must not pay for it. `open_files` yields the run's open files as paths like
+    /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, the folders are measured only before and
+    after the run. `by_quota`: the limit is the rest of the organization's storage quota. The first `platform_bytes` of
+    `run` do not count: they are for the platform's own files, if it writes such files there.
 
     Call `measure_folders` before customer code can write, since it sets the sizes to which the run adds.
     """
@@ -151,17 +153,17 @@ class DiskLimit:
         self._folders = {name: Path(folder) for name, folder in folders.items()}
         # By the folder's name; empty between two measurements.
         self._measurements: Dict[str, _Measurement] = {}
-        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}  # of each folder, at its first measurement
-        self._knows_initial_sizes = False  # whether all of these measurements were complete before the run
-        self._added_bytes: Dict[str, int] = {}  # since then, at its last measurement
+        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}  # each folder's size at its first measurement
+        self._has_exact_initial_sizes = False  # whether all first measurements were complete before the run
+        self._added_bytes: Dict[str, int] = {}  # each folder's growth from its first measurement to its last one
         self._measuring_seconds = 0.0  # how long the current measurement has taken so far
         self._next_measurement_at = 0.0
         # The pauses after the last measurement: the usual one, and the shorter one while `_is_urgent`.
         self._pause_seconds = 0.0
         self._urgent_pause_seconds = 0.0
         # By folder: the free bytes of its disk when the current measurement began, and when the last complete one did.
-        self._free_at_start: Dict[str, Optional[int]] = {}
-        self._free_before: Dict[str, Optional[int]] = {}
+        self._free_at_current_start: Dict[str, Optional[int]] = {}
+        self._free_at_last_start: Dict[str, Optional[int]] = {}
 
     @property
     def is_measuring(self) -> bool:
@@ -180,11 +182,12 @@ class DiskLimit:
                     self._measurements[name] = measurement  # `check` goes on with it
                 else:
                     measurement.close()
-        self._knows_initial_sizes = set(self._folders) <= set(self._initial_bytes)
-        self._free_at_start = self._measure_free_bytes()
-        if self._knows_initial_sizes:
+        self._has_exact_initial_sizes = set(self._folders) <= set(self._initial_bytes)
+        self._free_at_current_start = self._measure_free_bytes()
+        if self._has_exact_initial_sizes:
+            # This was a complete measurement, so `_is_urgent` can compare with it.
             self._pause_seconds = (time.monotonic() - started_at) * _PAUSE_FACTOR
-            self._free_before = self._free_at_start
+            self._free_at_last_start = self._free_at_current_start
 
     def check(self, now: float, record: Record) -> Optional[Verdict]:
         """Measure for one step at the monotonic time `now`; return a verdict if the run is over its limit, else None.
@@ -201,7 +204,7 @@ class DiskLimit:
             if now < self._next_measurement_at - early_seconds:
                 return None
             self._measuring_seconds = 0.0
-            self._free_at_start = self._measure_free_bytes()
+            self._free_at_current_start = self._measure_free_bytes()
             self._measurements = {name: FolderMeasurement([folder]) for name, folder in self._folders.items()}
             if self._open_files is not None:
                 self._measurements[_DELETED_FILES] = DeletedFileMeasurement(
@@ -218,7 +221,7 @@ class DiskLimit:
             return None
         verdict = self._evaluate(record)
         self._measurements = {}
-        self._free_before = self._free_at_start
+        self._free_at_last_start = self._free_at_current_start
         self._pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         self._urgent_pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _URGENT_PAUSE_FACTOR)
         # The first measurement finds initial sizes, so the next begins at once: it finds what the run has added.
@@ -229,11 +232,11 @@ class DiskLimit:
     def _is_urgent(self) -> bool:
         """Whether a disk has lost more space than the run may still add, since the last measurement began."""
         # Small folders are measured often anyway, and on shared storage each look at the disk is a request.
-        if not self._free_before or self._pause_seconds <= _MIN_PAUSE_SECONDS:
+        if not self._free_at_last_start or self._pause_seconds <= _MIN_PAUSE_SECONDS:
             return False
         room_bytes = self._limit_bytes - max(0, sum(self._added_bytes.values()))
         free_now = self._measure_free_bytes()
-        losses = ((before, free_now[name]) for name, before in self._free_before.items())
+        losses = ((before, free_now[name]) for name, before in self._free_at_last_start.items())
         return any(before is not None and now is not None and before - now > room_bytes for before, now in losses)
 
     def _measure_free_bytes(self) -> Dict[str, Optional[int]]:
@@ -247,7 +250,7 @@ class DiskLimit:
 
         Call this after the run's end, if the disk is full.
         """
-        if not self._knows_initial_sizes:
+        if not self._has_exact_initial_sizes:
             return True
         added_bytes = 0
         for name, folder in self._folders.items():
@@ -273,8 +276,9 @@ class DiskLimit:
             usage = measurement.usage
             if usage is None:
                 continue
-            # If a folder was not completely counted before the start, the rest was counted after it. So its initial
-            # size includes what the run has written to this rest meanwhile. Deleted files are the run's own.
+            # If a folder was not measured completely before the run, its first measurement ends now. Its initial size
+            # then includes what the run wrote meanwhile to the part that was measured last. Deleted files that are
+            # still open have no initial size, because only the run has opened them.
             initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
             added_bytes = usage.bytes - initial_bytes
             # Room that the platform's files do not use is no room for the other folders.

@@ -14,8 +14,8 @@ Launcher to supervisor:
     starting                                  the first rank is about to start
     running  pids {pid: rank}, round          ranks have (re)started; the round is 0 at first and rises when a node is
                                               lost
-    rank_ended  rank, exit_code, signal,      a rank's process has ended; `aborted_late` as in `worker_group.Rank`
-                aborted_late, round
+    rank_ended  rank, exit_code, signal,      a rank's process has ended. `aborted_late`: it aborted after its script
+                aborted_late, round           had returned, and counts as successful
     cause    cause {kind, code, at, node, rank?, exit_code?, signal?, message?, data?, echo?, heard?}; see `new_cause`.
                                               For a rank that raised an exception, `data` has exception, message, file,
                                               line and function. `echo`: the failure may be the effect of a lost peer.

@@ -37,7 +37,8 @@ class LaunchPlan(TypedDict, total=False):
     outputs: List[int]
     """A descriptor for the output of each local rank."""
     warm: Optional[int]
-    """Descriptor of the socket from which forked ranks read; None if every rank starts cold."""
+    """Descriptor of the socket from which forked ranks read what to run (`warm.client`); None if every rank starts
+    cold."""
     python: str
     """Path of the ranks' interpreter."""
     environment: Dict[str, str]
@@ -98,7 +99,7 @@ class Plan(NamedTuple):
     controller: str = "gloo"
     collective_timeout_seconds: int = 0
     stall_check_seconds: int = 0
-    original_node: int = -1  # this node's number at submission; -1 in round 0, in which `node` is this number
+    original_node: int = -1  # this node's number at submission; -1 in round 0, when `node` is still that number
     original_nodes: Sequence[int] = ()  # the nodes that take part in the round, by their numbers at submission
     hang_seconds: int = 0
     cpus: float = 0.0  # cores of one node; 0: not known
@@ -184,7 +185,11 @@ def scale_lr(lr: str, world_size: int) -> str:
 
 
 def find_imports(source: str) -> List[str]:
-    """Return the top-level names of the modules that a source imports, found by a quick scan of its lines."""
+    """Return the top-level names of the modules that a source imports, found by a quick scan of its lines.
+
+    The launcher needs them to find the script's own modules (`__main__`), and to decide whether a warm start is faster
+    (`warm.client`).
+    """
     names: List[str] = []
     # Regular expressions would be slower, and this reads every line of every source before the ranks start.
     for line in source.splitlines():

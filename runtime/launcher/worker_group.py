@@ -105,7 +105,10 @@ class Rank:
 
     @property
     def aborted_late(self) -> bool:
-        """Whether the process aborted after its script had returned from the last line. gloo may abort then."""
+        """Whether the process aborted (SIGABRT) after its script had returned from the last line.
+
+        Such a rank has succeeded: gloo may abort while the interpreter shuts down.
+        """
         return self.exit is not None and self.exit.signal == "SIGABRT" and self.script_returned
 
     @property
@@ -160,8 +163,8 @@ def _make_printable(data: bytes) -> str:
 class WorkerGroup:
     """The ranks of this node.
 
-    `launch_plan` is what the supervisor has sent to this launcher. `plan` is a part of it: what the run executes, the
-    same on every node but for the node's number. It is the plan at submission; each round passes its own to `start`.
+    `launch_plan` is everything that the supervisor has sent to this launcher. `plan` is its field `plan`: what the run
+    executes, and where. It is the plan at submission; each round passes its own to `start`.
     """
 
     def __init__(self, selector: BaseSelector, plan: Plan, launch_plan: LaunchPlan, warm_ranks: WarmRanks) -> None:

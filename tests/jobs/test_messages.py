@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone, translation
 
 from jobs import messages
-from jobs.states import ENDED, EndReason, JobState, charged_whole
+from jobs.states import ENDED, EndReason, JobState, pays_for_hang
 from runtime.specs import FailureCode, WaitingCode
 
 # No sentence shows the stored message, which is in English.
@@ -51,13 +51,13 @@ def test_the_end_sentence_says_who_pays():
     assert messages.end_sentence("") == ""
 
 
-def test_a_hang_that_is_charged_whole_is_not_called_free():
+def test_a_hang_that_is_charged_is_not_called_free():
     whole = LOST | {"code": "hung", "data": {"seconds": 9, "charged_whole": True}}
     text = messages.event_sentence("failed", {"reason": "hung", "failure": whole})
     assert "free" not in text
     assert "you pay for the time until the run was ended" in text
     verified = LOST | {"code": "hung", "data": {"seconds": 9}}
-    assert "is free" in messages.end_sentence("hung", is_charged_whole=charged_whole(verified))
+    assert "is free" in messages.end_sentence("hung", is_hang_charged=pays_for_hang(verified))
 
 
 def test_waits_say_what_is_needed_what_is_free_and_what_would_start():

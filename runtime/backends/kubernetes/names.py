@@ -76,11 +76,12 @@ _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
-"""Hex digits that distinguish namespaces whose changed slugs are equal. A collision of 40 bits by chance is very
-unlikely. A customer could search for one, and would share the other organization's limit of pods, but nothing else:
-each run has its own NetworkPolicy and objects."""
+"""How many hex digits of the slug's hash end a namespace's name if the slug had to be changed for it. They keep two
+organizations apart whose changed slugs are equal. A collision of 40 bits by chance is very unlikely. A customer could
+search for one, and would then share the other organization's namespace and so its limit of pods. Nothing else is
+shared: each run has its own NetworkPolicy and objects."""
 _LIKE_A_DIGEST = re.compile(rf"-[0-9a-f]{{{_SLUG_DIGEST_LENGTH}}}\Z")
-"""The end of a name with a digest."""
+"""The end of a namespace's name that has such digits."""
 
 
 def organization_namespace(config: ClusterConfig, organization_slug: str) -> str:

@@ -109,8 +109,9 @@ class ImagePlan(TypedDict):
 class ImageContents(TypedDict):
     """What an unpacked image contains: the path of its Python, and the variables that it sets.
 
-    `root` is the name of its root folder, which differs for each import. Two imports of one image may overlap, because
-    of the storage's locks or caches. So an import removes no older root folder: runs may already use it.
+    `root` is the name of its root folder, which differs for each import. An image may be imported twice, even at the
+    same time: on some shared storage a lock does not hold between machines, or a machine does not see at once that
+    another has imported the image. So an import removes no older root folder: runs may already use it.
     """
 
     root: str
@@ -273,7 +274,8 @@ class _Importer:
 
         Raises ImportFailed, and OSError if the image cannot be read.
         """
-        # The sandbox's own /, /etc and /opt get the image's entries one by one, as arguments of bubblewrap.
+        # A run's sandbox has its own /, /etc and /opt, which get the image's entries one by one, as arguments of
+        # bubblewrap (`container`).
         if container.count_entries(self.root) > container.MAX_ENTRIES:
             raise self._not_unpacked(f"it has more than {container.MAX_ENTRIES} entries in /, /etc and /opt")
         if container.count_argument_bytes(self.root) > container.MAX_ARGUMENT_BYTES:

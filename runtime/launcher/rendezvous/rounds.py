@@ -1,11 +1,11 @@
 """The rounds of a run on one node: when ranks start, and when they restart because a node was lost.
 
-The ranks of a round start once the ranks of the previous round have ended on all participating nodes. The hub, node 0's
-launcher, decides when a round begins and which nodes take part. `elastic` describes what a round changes. A run that is
-not elastic has one round.
+A round after the first is hard or soft. The ranks of a hard round are new: they start once the ranks of the previous
+round have ended on all participating nodes. In a soft round (Horovod) the ranks of the previous round stay alive and
+reconnect. If one of them ends meanwhile, the hub announces another round, a hard one.
 
-In a soft round (Horovod) the ranks of the previous round stay alive and reconnect. If one of them ends meanwhile, node
-0 announces another round with new ranks.
+The hub, node 0's launcher, decides when a round begins and which nodes take part. `elastic` describes what a round
+changes. A run that is not elastic has one round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rounds:
 
     `report` sends a message to the supervisor. `on_round_began` is called when a round after the first begins.
     `started_at` is when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that
-    starts the ranks; None if this launcher starts them.
+    starts the ranks; None if this launcher starts them. `Agent` sets it later, because it calls `note_all_started`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Rounds:
         self._on_round_began = on_round_began
         self._horovod_store: Any = None  # on the hub, with Horovod: a `horovod_store.RendezvousServer`
         self.mpi: Any = None
-        self._has_started = False  # the ranks of round 0 were started
+        self._has_started = False  # ranks were started, in round 0
         self._round = first_round(plan)
         # When the ranks of the previous round were asked to end (monotonic); None while a round runs.
         self._ending_since: Optional[float] = None

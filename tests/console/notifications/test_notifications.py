@@ -51,7 +51,7 @@ def test_a_free_run_that_failed_is_not_said_to_cost_anything(client, customer, b
         assert ("This run was free." in text, "You pay" in text) == (True, False)
 
 
-def test_a_hang_that_is_charged_whole_is_said_to_be_paid_everywhere(client, customer):
+def test_a_hang_that_is_charged_is_said_to_be_paid_everywhere(client, customer):
     attempt = customer.started(at=time.time() - 600)
     customer.backend.hang(attempt.run_name, progress_at=time.time(), data={"seconds": 120, "charged_whole": True})
     reconciliation.reconcile_job(job_pk=attempt.job_id)
