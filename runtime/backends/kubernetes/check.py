@@ -21,7 +21,7 @@ from runtime.backends.kubernetes.client import ApiClient, ApiError, resource_pat
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.objects import object_labels
 from runtime.backends.kubernetes.rbac import Rule, rules
-from runtime.errors import RuntimeFault
+from runtime.errors import BackendUnavailable, RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
 """Supported minor versions of Kubernetes 1. In the oldest version, all Job fields that Trainyard sets
@@ -32,7 +32,11 @@ SMOKE_SECONDS = 180.0
 _SMOKE_MEMORY_MIB = 512
 """Memory of each node of the smoke run: more than enough for an interpreter that imports no framework."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
+_CREDENTIALS_REMEDY = "Renew the credentials of the cluster's 'kubeconfig', 'context' or 'in_cluster'."
 _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
+_REFUSAL_REMEDIES = {401: _CREDENTIALS_REMEDY, 403: _RBAC_REMEDY}
+"""Remedies by HTTP status. The server answers 401 if it does not know the client, and 403 if it lacks a permission."""
+_VERSION_REMEDY = "Bind the ClusterRole 'system:public-info-viewer' to the console's user: it permits GET /version."
 
 
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
@@ -42,7 +46,11 @@ def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | 
     """
     try:
         yield _check_version(api, config)
-    except (RuntimeFault, ApiError) as fault:
+    except ApiError as error:
+        remedy = {401: _CREDENTIALS_REMEDY, 403: _VERSION_REMEDY}.get(error.status, _UNREACHABLE_REMEDY)
+        yield CheckResult("API server", ok=False, detail=str(error), remedy=remedy)
+        return
+    except RuntimeFault as fault:
         yield CheckResult("API server", ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
         return
     except UNEXPECTED_ERRORS as error:
@@ -66,12 +74,20 @@ def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult
     try:
         return run_check()
     except ApiError as error:
-        remedy = _RBAC_REMEDY if error.status in {401, 403} else ""
-        return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=remedy)
+        return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=_remedy(error))
     except RuntimeFault as fault:
-        return CheckResult(name, ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
+        return CheckResult(name, ok=False, detail=str(fault), remedy=_remedy(fault))
     except UNEXPECTED_ERRORS as error:
         return failed_result(name, error)
+
+
+def _remedy(error: ApiError | RuntimeFault) -> str:
+    """Return the remedy of a check that raised this; "" if there is none."""
+    # A backend turns a refusal of the API server into a BackendUnavailable, whose cause is the ApiError.
+    refusal = error.__cause__ if isinstance(error, BackendUnavailable) else error
+    if isinstance(refusal, ApiError) and refusal.status in _REFUSAL_REMEDIES:
+        return _REFUSAL_REMEDIES[refusal.status]
+    return _UNREACHABLE_REMEDY if isinstance(error, BackendUnavailable) else ""
 
 
 def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
