@@ -42,7 +42,8 @@ _VERSION_REMEDY = "Bind the ClusterRole 'system:public-info-viewer' to the conso
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
     """Yield the results of all checks. With a `backend`, the last one is a smoke run: a small real run on the cluster.
 
-    `root` is the folder of the cluster's runs on this machine. An unreachable cluster gets only the first check.
+    `root` is the folder of the cluster's runs on this machine. If pods share it, it lies in the cluster's volume, which
+    is mounted at `config.volume.root`. An unreachable cluster gets only the first check.
     """
     try:
         yield _check_version(api, config)
@@ -188,7 +189,7 @@ def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) 
 def _check_shared_folder(config: ClusterConfig, root: Path) -> CheckResult:
     remedy = f"Mount the cluster's volume at {config.volume.root} here, writable for this user."
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        _create_runs_folder(config, root)
         with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
             pass
     except OSError as error:
@@ -201,6 +202,13 @@ def _check_shared_folder(config: ClusterConfig, root: Path) -> CheckResult:
             "storage", ok=False, detail=detail, remedy="Run the console as the cluster's 'uid', or change that setting."
         )
     return CheckResult("storage", ok=True, detail=f"The console and pods can write to {root}.")
+
+
+def _create_runs_folder(config: ClusterConfig, root: Path) -> None:
+    """Create the folder of runs unless it exists. Raises OSError, also if the mount point of its volume is missing."""
+    # `mkdir` would create a missing mount point too, and runs would be written to the console's own disk.
+    Path(config.volume.root).stat()
+    root.mkdir(parents=True, exist_ok=True)
 
 
 def _check_storage_classes(api: ApiClient) -> CheckResult:
@@ -290,8 +298,8 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
     name = smoke_run.new_name()
     workspace = root / f".{name}"
     if config.volume.shared:  # without shared storage, the console cannot create a folder that Pods see
-        # The storage check has created `root`, unless it failed before that.
-        workspace.mkdir(mode=0o755, parents=True)
+        _create_runs_folder(config, root)  # again, since the storage check may have failed before that
+        workspace.mkdir(mode=0o755)
     try:
         return smoke_run.check(
             backend, name, image, workspace=workspace, memory_mib=_SMOKE_MEMORY_MIB, seconds=SMOKE_SECONDS

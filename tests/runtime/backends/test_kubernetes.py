@@ -97,6 +97,24 @@ def test_the_remedy_of_a_failed_check_depends_on_the_error(tmp_path, name, fault
     assert (remedy in line.remedy) if remedy else (not line.remedy)
 
 
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_check_does_not_create_the_mount_point_of_a_volume(tmp_path, smoke):
+    mount_point = tmp_path / "volume"
+    volume = {"host_path": "/data", "root": str(mount_point)}
+    config = config_of(tmp_path, volume=volume, images={"pytorch": "r.example.com/pytorch:1"})
+    api = SimpleNamespace(
+        get=lambda _path: {"major": "1", "minor": str(NEWEST_MINOR)},
+        find=lambda _path: None,
+        list=lambda _path, **_query: {"items": []},
+        is_allowed=lambda _attributes: True,
+    )
+    backend = KubernetesBackend(config=config, root=mount_point / "runs") if smoke else None
+    lines = {line.name: line for line in run_checks(api, config, mount_point / "runs", backend)}
+    assert not lines["storage"].ok
+    assert f"Mount the cluster's volume at {mount_point}" in lines["storage"].remedy
+    assert not mount_point.exists()
+
+
 # Submitting
 
 
