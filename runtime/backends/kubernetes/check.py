@@ -291,7 +291,7 @@ def _check_images(config: ClusterConfig) -> CheckResult:
 
 
 def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> CheckResult:
-    # The smoke run is a PyTorch run, though its script imports no framework, so another image will do.
+    # The smoke run's spec names PyTorch as its framework. Its script imports none, so any built-in image will do.
     image = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
     if not image:
         return CheckResult("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
