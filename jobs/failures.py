@@ -134,10 +134,10 @@ def _suggested_files(job: Job, path: str) -> _Suggestions:
     """
     path = posixpath.normpath(path)
     if (relative_path := _path_below(run_specs.DATASETS_PATH, path)) is not None:
-        folders = {each.dataset.name: storage.version_folder(each) for each in run_specs.mounted_versions(job)}
+        folders = {each.dataset.name: storage.version_folder(each) for each in run_specs.mounted_dataset_versions(job)}
         return _suggest_in_mounts(run_specs.DATASETS_PATH, folders, relative_path)
     if (relative_path := _path_below(run_specs.MODELS_PATH, path)) is not None:
-        folders = {each.model.name: storage.model_folder(each) for each in run_specs.mounted_models(job)}
+        folders = {each.model.name: storage.model_folder(each) for each in run_specs.mounted_model_versions(job)}
         return _suggest_in_mounts(run_specs.MODELS_PATH, folders, relative_path)
     # The working directory of a run is the folder of its script, so relative paths begin there.
     script_folder = posixpath.join(run_specs.WORKSPACE_PATH, posixpath.dirname(job.code_path))

@@ -65,10 +65,11 @@ def lineage(job: Job, path: str) -> Lineage:
         "lr": job.lr,
         "batch_size": job.batch_size,
         "datasets": [
-            {"name": version.dataset.name, "version": version.number} for version in run_specs.mounted_versions(job)
+            {"name": version.dataset.name, "version": version.number}
+            for version in run_specs.mounted_dataset_versions(job)
         ],
         "models": [
-            {"name": version.model.name, "version": version.number} for version in run_specs.mounted_models(job)
+            {"name": version.model.name, "version": version.number} for version in run_specs.mounted_model_versions(job)
         ],
         "from_checkpoint": job.from_checkpoint_id,
         "metrics": metric_summaries(job),
@@ -86,7 +87,7 @@ def metric_summaries(job: Job) -> dict[str, MetricSummary]:
         .values("name")
         .annotate(lowest=Min("value"), highest=Max("value"))[:MAX_METRICS]
     }
-    # `position` orders the points of a curve over all epochs, also if the script starts its steps again in each.
+    # The last value is that of the highest `position`, not of the highest step: a script may count anew in each epoch.
     newest = points.filter(name__in=ranges).order_by("name", "-position", "-pk").distinct("name")
     return {
         name: {"last": last, "lowest": ranges[name]["lowest"], "highest": ranges[name]["highest"]}

@@ -649,7 +649,7 @@ class CapacitySnapshot(models.Model):
     free = models.PositiveIntegerField(default=0)
     """How many more nodes of the spec could start."""
     most = models.PositiveIntegerField(default=0)
-    """How many nodes of the spec an empty cluster could run."""
+    """The maximum: how many nodes of the spec an empty cluster could run."""
     answers = models.BooleanField(default=True)
     """Whether the spec's cluster answered."""
     drain_reason = models.CharField(max_length=200, blank=True, default="", db_default="")

@@ -68,7 +68,7 @@ def configuration(job: Job) -> Configuration:
         script_state=state,
         diff=snapshots.diff(job, current) if state is ScriptState.CHANGED else [],
         image_identity=job.image_identity,
-        versions=run_specs.mounted_versions(job),
+        versions=run_specs.mounted_dataset_versions(job),
         changes=_change_sentences(job, state),
     )
 
@@ -132,8 +132,8 @@ def _change_sentences(job: Job, state: ScriptState) -> list[str]:
         ScriptState.MISSING: _("The script %(path)s can't be read. It was deleted or moved."),
         ScriptState.UNKNOWN: _("It is not known whether %(path)s has changed, because no snapshot was taken."),
     }[state] % {"path": job.code_path}
-    datasets = [_dataset_change(job, version) for version in run_specs.mounted_versions(job)]
-    models = [_model_change(version) for version in run_specs.mounted_models(job)]
+    datasets = [_dataset_change(job, version) for version in run_specs.mounted_dataset_versions(job)]
+    models = [_model_change(version) for version in run_specs.mounted_model_versions(job)]
     return [
         sentence
         for sentence in (script, _requirements_change(job), *datasets, *models, _image_change(job), _price_change(job))

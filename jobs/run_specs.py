@@ -29,14 +29,14 @@ HANG_SECONDS = 120
 training, such as an evaluation or a checkpoint. The hang detector may decide sooner, if all ranks wait for others."""
 
 
-def mounted_versions(job: Job) -> list[DatasetVersion]:
+def mounted_dataset_versions(job: Job) -> list[DatasetVersion]:
     """Return the dataset versions that a job mounts, in the order chosen. `job` caches them after the first query."""
     rows = JobDataset.objects.select_related("version__dataset")
     prefetch_related_objects([job], Prefetch("job_datasets", rows))
     return [row.version for row in job.job_datasets.all()]
 
 
-def mounted_models(job: Job) -> list[ModelVersion]:
+def mounted_model_versions(job: Job) -> list[ModelVersion]:
     """Return the model versions that a job mounts, in the order chosen. `job` caches them after the first query."""
     prefetch_related_objects([job], Prefetch("job_models", JobModel.objects.select_related("version__model")))
     return [row.version for row in job.job_models.all()]
@@ -49,7 +49,7 @@ def run_spec(attempt: Attempt) -> RunSpec:
     changes, when the notebook is extended.
     """
     job, nodes = attempt.job, attempt.granted_nodes
-    versions, models = mounted_versions(job), mounted_models(job)
+    versions, models = mounted_dataset_versions(job), mounted_model_versions(job)
     deadline = deadline_seconds(attempt)
     return RunSpec(
         name=attempt.run_name,

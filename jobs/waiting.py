@@ -30,19 +30,21 @@ def waiting_reason(job: Job) -> WaitingReason:
     own_reason = WaitingReason(job.waiting_code, job.waiting_data)
     if snapshot is None or (job.not_before and job.not_before > timezone.now()):
         return own_reason
-    running: int = job.running_nodes  # type: ignore[attr-defined]  # an annotation of `jobs_for`
+    # The nodes that the job's organization runs, in all of its jobs: an annotation of `jobs_for`.
+    running_nodes: int = job.running_nodes  # type: ignore[attr-defined]
     limit = job.organization.quota.max_running_nodes
     if not snapshot.answers:
         reason = WaitingReason("backend_unavailable")
     elif snapshot.drain_reason:
         reason = WaitingReason("drained", {"why": snapshot.drain_reason})
-    elif limit - running < job.least_nodes:
-        reason = WaitingReason("quota", {"running": running, "most": limit})
-    elif snapshot.most < job.least_nodes:
+    elif limit - running_nodes < job.least_nodes:
+        reason = WaitingReason("quota", {"running": running_nodes, "most": limit})
+    elif snapshot.most < job.least_nodes:  # even an empty cluster could not run it
         reason = WaitingReason("too_large", {"most": snapshot.most})
     elif snapshot.free < job.least_nodes:
         reason = WaitingReason("capacity", {"free": snapshot.free})
     elif snapshot.kept_for_job_queued_at and (
+        # The queue's order. Jobs behind the one for which capacity is kept free wait, even if they fit.
         (snapshot.kept_for_job_queued_at, snapshot.kept_for_job) < (job.queued_at, job.pk)
     ):
         reason = WaitingReason("reserved")

@@ -30,7 +30,7 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class NulByteMiddleware:
-    """Refuses query strings with a NUL byte, and such paths of `/admin/`, because PostgreSQL rejects that byte.
+    """Refuses NUL bytes in query strings and in paths of `/admin/`, because PostgreSQL rejects that byte.
 
     Forms, API fields and other paths are checked where they are parsed. The admin would use such a path unchecked.
     """

@@ -9,19 +9,18 @@ from typing import Any, ClassVar
 from django.http import StreamingHttpResponse
 from rest_framework.views import APIView
 
-from console.accounts.access import HasCapability, is_still_allowed, request_membership
+from console.accounts.access import is_still_allowed, request_membership
 from console.accounts.models import Membership, Organization
 from console.accounts.roles import Capability
 from console.core import sse
-
-__all__ = ["HasCapability", "TenantView", "request_membership"]
 
 
 class TenantView(APIView):
     """Base class of API views that act for an organization."""
 
     capabilities: ClassVar[Mapping[str, Capability]] = {}
-    """The capability that each HTTP method needs. `HasCapability` refuses a method that is missing here."""
+    """The capability that each HTTP method needs. `access.HasCapability`, the default permission class in the settings,
+    refuses a method that is missing here."""
 
     @property
     def membership(self) -> Membership:

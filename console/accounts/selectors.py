@@ -54,6 +54,7 @@ def owners_count(*, organization: Organization) -> int:
 
 def open_invitations(*, organization: Organization) -> QuerySet[Invitation]:
     """Return invitations that were not accepted, declined or revoked, newest first, including expired ones."""
+    # Declining an invitation sets `revoked_at` too.
     invitations = organization.invitations.filter(accepted_at=None, revoked_at=None)
     return invitations.select_related("invited_by", "organization").order_by("-id")
 

@@ -1,6 +1,6 @@
-"""The sign-up form, which accepts invitations and never reveals who has an account.
+"""The sign-up forms. They accept invitations and never reveal who has an account.
 
-Separate from `forms`, which allauth's forms import.
+They are not in `forms`, because allauth's forms import that module, and this one imports allauth's forms.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ class SingleSignOnForm(_DomainRule, SocialSignupForm):  # type: ignore[misc]  # 
 
 
 class AccountForm(_DomainRule, SignupForm):  # type: ignore[misc]  # as above
-    """allauth's form. With `?invitation=<token>` the address is fixed and signing up accepts the invitation.
+    """The form of people who sign up with a password. With `?invitation=<token>` in the URL, the address is fixed.
 
-    A person with an invitation sees no captcha, because the token comes from an email to this address.
+    `AccountAdapter.save_user` accepts the invitation. A person with an invitation sees no captcha, because the token
+    comes from an email to this address.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.invitation = invitations.find(context.request.GET.get("invitation", ""))
         if self.invitation:
-            del self.fields["organization"]
+            del self.fields["organization"]  # the person joins the inviting organization
             self.fields["email"].initial = self.initial["email"] = self.invitation.email
             self.fields["email"].disabled = True
         elif settings.SIGNUP_CAPTCHA_FIELD:

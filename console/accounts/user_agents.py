@@ -6,12 +6,15 @@ BROWSERS = (
     ("Edg", "Edge"),
     ("OPR/", "Opera"),
     ("Firefox/", "Firefox"),
+    ("FxiOS/", "Firefox"),
     ("Chrome/", "Chrome"),
+    ("CriOS/", "Chrome"),
     ("Safari/", "Safari"),
     ("curl/", "curl"),
 )
 """Text in the header, and the name to show. Order matters: Edge and Opera also name Chrome, and Chrome also Safari.
-Edge's text has no slash, because Edge sends Edg/, EdgA/ or EdgiOS/."""
+On iOS, Firefox and Chrome send names of their own, and also Safari. Edge's text has no slash, because Edge sends Edg/,
+EdgA/ or EdgiOS/."""
 SYSTEMS = (
     ("Android", "Android"),
     ("iPhone", "iOS"),
@@ -21,7 +24,8 @@ SYSTEMS = (
     ("CrOS", "ChromeOS"),
     ("Linux", "Linux"),
 )
-"""Text in the header, and the name to show. Order matters: Android also names Linux."""
+"""Text in the header, and the name to show. Order matters: Android also names Linux. iPhones and iPads also
+name Mac OS X."""
 
 
 def name(user_agent: str) -> str:

@@ -170,8 +170,8 @@ def _overview(job: Job) -> dict[str, Any]:
     quote = job.order.quote
     return {
         # The quote names datasets and models. If it names none, no query is necessary.
-        "datasets": run_specs.mounted_versions(job) if selectors.datasets_of(quote) else [],
-        "models": run_specs.mounted_models(job) if selectors.models_of(quote) else [],
+        "datasets": run_specs.mounted_dataset_versions(job) if selectors.datasets_of(quote) else [],
+        "models": run_specs.mounted_model_versions(job) if selectors.models_of(quote) else [],
         "published": storage.model_versions_of_job(job.organization, job.pk).only("number", "model__name")
         if job.is_ended
         else [],

@@ -45,7 +45,7 @@ from jobs.inspection import NotInspectable
 from jobs.models import NOTEBOOK_SCRIPT, Job
 from jobs.purchase import DEFAULT_IDLE_SECONDS, DEFAULT_NOTEBOOK_SECONDS, EXTENSION_MARK
 from jobs.results import INSPECTED_JOB
-from jobs.run_specs import mounted_versions
+from jobs.run_specs import mounted_dataset_versions
 from jobs.states import JobState
 from storage import selectors as storage
 from storage import sharing
@@ -136,7 +136,7 @@ def notebook_new(request: MemberRequest) -> HttpResponse:
     elif (pk := parse_row_id(request.GET.get("job", ""))) is not None:
         inspected_job = selectors.job_for(organization, pk)
         values |= _form_values_to_inspect(inspected_job)
-        versions = {version.dataset.name: version for version in mounted_versions(inspected_job)}
+        versions = {version.dataset.name: version for version in mounted_dataset_versions(inspected_job)}
     context = {
         "values": values,
         "inspected_job": inspected_job,

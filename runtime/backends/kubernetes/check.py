@@ -21,7 +21,7 @@ from runtime.backends.kubernetes.client import ApiClient, ApiError, resource_pat
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.kubernetes.objects import object_labels
 from runtime.backends.kubernetes.rbac import Rule, rules
-from runtime.errors import RuntimeFault
+from runtime.errors import BackendUnavailable, RuntimeFault
 
 OLDEST_MINOR, NEWEST_MINOR = 31, 37
 """Supported minor versions of Kubernetes 1. In the oldest version, all Job fields that Trainyard sets
@@ -32,17 +32,26 @@ SMOKE_SECONDS = 180.0
 _SMOKE_MEMORY_MIB = 512
 """Memory of each node of the smoke run: more than enough for an interpreter that imports no framework."""
 _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluster', and the network from here to it."
+_CREDENTIALS_REMEDY = "Renew the credentials of the cluster's 'kubeconfig', 'context' or 'in_cluster'."
 _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
+_REFUSAL_REMEDIES = {401: _CREDENTIALS_REMEDY, 403: _RBAC_REMEDY}
+"""Remedies by HTTP status. The server answers 401 if it does not know the client, and 403 if it lacks a permission."""
+_VERSION_REMEDY = "Bind the ClusterRole 'system:public-info-viewer' to the console's user: it permits GET /version."
 
 
 def check(api: ApiClient, config: ClusterConfig, root: Path, backend: Backend | None) -> Iterator[CheckResult]:
     """Yield the results of all checks. With a `backend`, the last one is a smoke run: a small real run on the cluster.
 
-    `root` is the folder of the cluster's runs on this machine. An unreachable cluster gets only the first check.
+    `root` is the folder of the cluster's runs on this machine. If pods share it, it lies in the cluster's volume, which
+    is mounted at `config.volume.root`. An unreachable cluster gets only the first check.
     """
     try:
         yield _check_version(api, config)
-    except (RuntimeFault, ApiError) as fault:
+    except ApiError as error:
+        remedy = {401: _CREDENTIALS_REMEDY, 403: _VERSION_REMEDY}.get(error.status, _UNREACHABLE_REMEDY)
+        yield CheckResult("API server", ok=False, detail=str(error), remedy=remedy)
+        return
+    except RuntimeFault as fault:
         yield CheckResult("API server", ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
         return
     except UNEXPECTED_ERRORS as error:
@@ -66,12 +75,20 @@ def _run_guarded(name: str, run_check: Callable[[], CheckResult]) -> CheckResult
     try:
         return run_check()
     except ApiError as error:
-        remedy = _RBAC_REMEDY if error.status in {401, 403} else ""
-        return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=remedy)
+        return CheckResult(name, ok=False, detail=f"The API server refuses: {error}", remedy=_remedy(error))
     except RuntimeFault as fault:
-        return CheckResult(name, ok=False, detail=str(fault), remedy=_UNREACHABLE_REMEDY)
+        return CheckResult(name, ok=False, detail=str(fault), remedy=_remedy(fault))
     except UNEXPECTED_ERRORS as error:
         return failed_result(name, error)
+
+
+def _remedy(error: ApiError | RuntimeFault) -> str:
+    """Return the remedy of a check that raised this; "" if there is none."""
+    # A backend turns a refusal of the API server into a BackendUnavailable, whose cause is the ApiError.
+    refusal = error.__cause__ if isinstance(error, BackendUnavailable) else error
+    if isinstance(refusal, ApiError) and refusal.status in _REFUSAL_REMEDIES:
+        return _REFUSAL_REMEDIES[refusal.status]
+    return _UNREACHABLE_REMEDY if isinstance(error, BackendUnavailable) else ""
 
 
 def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
@@ -172,7 +189,7 @@ def _check_bound_claim(config: ClusterConfig, root: Path, modes: Sequence[str]) 
 def _check_shared_folder(config: ClusterConfig, root: Path) -> CheckResult:
     remedy = f"Mount the cluster's volume at {config.volume.root} here, writable for this user."
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        _create_runs_folder(config, root)
         with tempfile.NamedTemporaryFile(dir=root, prefix=".check-"):
             pass
     except OSError as error:
@@ -185,6 +202,13 @@ def _check_shared_folder(config: ClusterConfig, root: Path) -> CheckResult:
             "storage", ok=False, detail=detail, remedy="Run the console as the cluster's 'uid', or change that setting."
         )
     return CheckResult("storage", ok=True, detail=f"The console and pods can write to {root}.")
+
+
+def _create_runs_folder(config: ClusterConfig, root: Path) -> None:
+    """Create the folder of runs unless it exists. Raises OSError, also if the mount point of its volume is missing."""
+    # `mkdir` would create a missing mount point too, and runs would be written to the console's own disk.
+    Path(config.volume.root).stat()
+    root.mkdir(parents=True, exist_ok=True)
 
 
 def _check_storage_classes(api: ApiClient) -> CheckResult:
@@ -267,15 +291,15 @@ def _check_images(config: ClusterConfig) -> CheckResult:
 
 
 def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> CheckResult:
-    # The smoke run is a PyTorch run, though its script imports no framework, so another image will do.
+    # The smoke run's spec names PyTorch as its framework. Its script imports none, so any built-in image will do.
     image = "pytorch" if "pytorch" in config.images else next(iter(sorted(config.images)), "")
     if not image:
         return CheckResult("smoke run", ok=False, detail="There is no image to run.", remedy="Add one to 'images'.")
     name = smoke_run.new_name()
     workspace = root / f".{name}"
     if config.volume.shared:  # without shared storage, the console cannot create a folder that Pods see
-        # The storage check has created `root`, unless it failed before that.
-        workspace.mkdir(mode=0o755, parents=True)
+        _create_runs_folder(config, root)  # again, since the storage check may have failed before that
+        workspace.mkdir(mode=0o755)
     try:
         return smoke_run.check(
             backend, name, image, workspace=workspace, memory_mib=_SMOKE_MEMORY_MIB, seconds=SMOKE_SECONDS

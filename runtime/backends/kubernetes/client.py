@@ -25,7 +25,8 @@ from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable
 
 Object = dict[str, Any]
-"""An API object as decoded from JSON. Pure modules only read it, as an `objects.Object`."""
+"""An API object as decoded from JSON, which callers may change. The type `objects.Object` is of the same objects, but
+read-only."""
 
 FIELD_MANAGER = "trainyard"
 """The name by which the API server knows which fields of an object the console has set."""
@@ -69,9 +70,9 @@ _BROKEN_CONFIGURATION = (
 )
 """Errors while credentials are read from files."""
 _DOWN_SECONDS = 3.0
-"""After a request has failed with all its retries, all requests fail immediately for this long. Otherwise every caller
-would wait for a server that is down. 3 s are about as long as one failing request takes, so that the server's return is
-noticed soon."""
+"""After a request that got no answer in all its tries, all requests fail immediately for this long. Otherwise every
+caller would wait for a server that is down. A server that answers with 429 or 5xx does not count as down, although that
+request fails too. 3 s are about as long as one failing request takes, so that the server's return is noticed soon."""
 _IRREGULAR_PLURALS = {"Endpoints": "endpoints", "NetworkPolicy": "networkpolicies"}
 """Plurals, as in URL paths, of kinds whose plural does not just add an "s"."""
 

@@ -50,7 +50,7 @@ class DeletionTracker:
         self._failed_job_uids: set[str] = set()
 
     def reset(self, pods: Iterable[Object]) -> None:
-        """Start again from a list of all Pods."""
+        """Start again from a list of all Pods. Jobs with a failed Pod stay known until `forget`."""
         self._live_pod_uids.clear()
         for pod in pods:
             if pod_phase(pod) == "Failed":
@@ -96,7 +96,7 @@ class DeletionEvents:
         return set(nodes) - self.deleted_by_controller if self.is_complete else set()
 
     def are_expected(self, nodes: Iterable[int], now: float) -> bool:
-        """Return whether an event may still arrive for one of the deleted `nodes`."""
+        """Return whether an event may still arrive for one of the deleted `nodes`. `now`: Unix seconds."""
         return now < self.wait_until and bool(set(nodes) - self.deleted_by_controller)
 
 
@@ -117,7 +117,7 @@ def event_selectors(job: JobState) -> tuple[str, str]:
 def read_events(
     job: JobState, job_events: Iterable[Object], pod_events: Iterable[Object], *, now: float
 ) -> DeletionEvents:
-    """Read the events of a run's Job, and the NodeNotReady events of any Pods in its namespace."""
+    """Read the events of a run's Job, and the NodeNotReady events of any Pods in its namespace. `now`: Unix seconds."""
     pod_name = re.compile(rf"^{re.escape(job.name)}-(\d+)-[a-z0-9]+$")
     messages: dict[str, list[str]] = {}
     for event in job_events:

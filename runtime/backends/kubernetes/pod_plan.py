@@ -48,8 +48,8 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "run": RUN_ROOT_PATH,
         "checkpoints": sandbox.CHECKPOINT_TARGET,
     }
-    # Without a key, outputs are a part of the run's folder and already counted. (So are checkpoints, but they must be
-    # in the plan. The runs of jobs have a key.)
+    # Without a key, outputs are a part of the run's folder and already counted. So are checkpoints, but the plan's
+    # field `written` must have them. The runs of jobs have a key.
     if spec.checkpoint_key or not config.volume.shared:
         writable_folders["outputs"] = sandbox.OUTPUT_TARGET
     if any(mount.target == spec.workspace_target and not mount.read_only for mount in spec.mounts):

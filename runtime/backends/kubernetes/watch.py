@@ -108,7 +108,7 @@ class Watcher:
             threading.Thread(target=self._follow, args=(kind, path), name=f"watch-{kind}", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the threads, each at its next event."""
+        """Stop the threads, each at its next event or at the end of its watch request (_WATCH_SECONDS)."""
         self._closed.set()
 
     def wait_for_changes(self) -> set[str]:

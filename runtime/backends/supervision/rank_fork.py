@@ -59,12 +59,13 @@ class ForkServerConnection:
     def send_sandbox(self, init_pid: int, parent_pid: int, limits: dict[str, int], cgroups: Sequence[Path]) -> None:
         """Send the fork server the sandbox in which to fork the ranks, then close this connection.
 
-        `init_pid` is the sandbox's first process, a child of the process `parent_pid`. `parent_pid` must be an unreaped
-        child of the caller, so that its number cannot be reused. `limits` hold for each rank, as
-        `resource_limits.kernel_limits` returns them, and `cgroups` the folders of the node's control groups.
+        `init_pid` is the sandbox's first process, a child of the process `parent_pid`. That process must be a child of
+        the caller that is not reaped yet, since the kernel could give a reaped one's pid to another process. Each rank
+        gets the `limits`, as `resource_limits.kernel_limits` returns them. `cgroups` are the folders of the node's
+        control groups.
 
-        If this fails, it raises nothing. This process always closes its copy of the ranks' end of the socket pair, and
-        then nobody has another one: the launcher finds that no rank answers, and starts the ranks cold.
+        Raises nothing. This process closes its copy of the ranks' end in any case. If the request was not sent, that
+        was the only copy. Then the launcher reads the end of the stream, and starts the ranks cold.
         """
         with self._connection, self._ranks_end, contextlib.suppress(OSError):
             pidfd = os.pidfd_open(init_pid)

@@ -7,11 +7,11 @@ progress. Node 0's `HangDetector` receives the progress of all nodes. There are 
               `hang_seconds`, the run hangs. If every rank is in a call that waits for the others, a shorter period is
               enough: four times the longest idle period from which this run has recovered. The shorter period is at
               least `MIN_HANG_SECONDS`, and applies only after the first milestone (output, metric or step).
-    spinning  Something computes, but the run prints, writes, reads and steps nothing. Waiting for a GPU or a peer can
-              look like this. The run hangs only if several inspections over all of `hang_seconds` found every rank at
-              the same place. At least one rank must be in a call that waits for the others. Each other rank must be in
-              such a call too, or parked: its first thread does nothing, its other threads do little, and its other
-              processes do not work.
+    spinning  Something computes, but the run prints, writes and reads nothing, and takes no step. Waiting for a GPU
+              or a peer can look like this. The run hangs only if several inspections over all of `hang_seconds` found
+              every rank at the same place. At least one rank must be in a call that waits for the others. Each other
+              rank must be in such a call too, or parked: its first thread does nothing, its other threads do little,
+              and its other processes do not work.
 
 An idle run still uses a little CPU time. This time is not a sign of progress, since a polling thread would hide every
 hang. But the time is billed, since code could otherwise stay below the threshold and work for free. The property
@@ -34,7 +34,7 @@ threads run while a script waits."""
 NODE_BUSY_SHARE = 0.5
 """A node works if all its processes together use at least this share of a core, even if each process is idle."""
 _MAX_BACKGROUND_SHARE = 0.075
-"""A process that uses a larger share of a core than this does work, not background activity. Twice this share is
+"""A process that uses more than this share of a core is at work; this is no background activity. Twice this share is
 `_MAX_BUSY_SHARE`, so no process needs more than 15 % of a core to count as busy."""
 _MAX_BUSY_SHARE = 2 * _MAX_BACKGROUND_SHARE
 """The highest result of `ProgressTracker.busy_share`: a process with much background activity counts as busy only at a
@@ -49,9 +49,11 @@ _DISK_RATE = 64 << 10
 _NETWORK_RATE = 1 << 20
 """Network traffic of at least so many bytes per second is a sign of progress; frameworks' heartbeats cause less."""
 _GPU_PERCENT = 1
-"""At this load a GPU computes. That is no proof of progress, since a kernel that only waits for a peer shows it too."""
+"""A GPU computes from this utilization on. That is no proof of progress, since a kernel that only waits for a peer
+shows it too."""
 _GPU_MEMORY_PERCENT = 3
-"""At this load of its memory, a GPU makes progress; a kernel that waits hardly uses memory."""
+"""A GPU whose memory is read or written for at least this percentage of the time makes progress; a kernel that waits
+hardly uses memory."""
 _BLOCKED_FACTOR = 4
 """A process that is blocked by a disk counts as progress for at most this many times `hang_seconds`: storage may stall
 for minutes, but not for ever."""
@@ -81,8 +83,8 @@ WAITING = 2
 class NodeProgress(NamedTuple):
     """How long one node has shown no sign of progress.
 
-    `idle_seconds`: time without any sign. `stalled_seconds`: time without a sign other than computing. `has_begun`:
-    there was a first milestone. `cpu_seconds`: the CPU time of the node's processes so far.
+    `idle_seconds`: time since the last sign of any kind. `stalled_seconds`: the same, where computing does not count as
+    a sign. `has_begun`: there was a first milestone. `cpu_seconds`: the CPU time of the node's processes so far.
     """
 
     idle_seconds: float
@@ -108,9 +110,10 @@ class Activity(NamedTuple):
     is_blocked: bool
     """A process waits for a disk."""
     gpu_percent: float
-    """The highest load of a GPU."""
+    """The highest utilization of a GPU."""
     gpu_memory_percent: float
-    """The highest load of a GPU's memory. A GPU that waits is busy, but its memory is not."""
+    """The highest percentage of the time for which a GPU's memory was read or written. A GPU that waits is busy, but
+    its memory is not."""
     is_using_cpu: bool = False
     """The supervisor has measured that the node uses CPU time. Unlike `cpu_shares`, it counts ended processes too."""
     counted_cpu_seconds: float = 0.0
@@ -140,11 +143,12 @@ class Hang(NamedTuple):
 class ProgressTracker:
     """One node's signs of progress. `now` is the time of any monotonic clock.
 
-    `busy_share` is the least share of a core at which a process of this node counts as busy.
+    `min_busy_share` is the least share of a core at which a process of this node counts as busy. `NodeWatch` passes
+    less than BUSY_SHARE on a node with few cores per rank.
     """
 
-    def __init__(self, now: float, hang_seconds: float, busy_share: float = BUSY_SHARE) -> None:
-        self._busy_share = busy_share
+    def __init__(self, now: float, hang_seconds: float, min_busy_share: float = BUSY_SHARE) -> None:
+        self._min_busy_share = min_busy_share
         self._max_blocked_seconds = _BLOCKED_FACTOR * hang_seconds
         self._blocked_since: Optional[float] = None  # since when a process has waited for a disk at every check
         self._has_begun = False  # there was a milestone
@@ -188,24 +192,25 @@ class ProgressTracker:
     def busy_share(self, pid: int) -> float:
         """Return the share of a core at which this process counts as busy.
 
-        It is twice the process's background activity, or the usual limit if that is higher.
+        It is twice the process's background activity, or `min_busy_share` if that is higher.
         """
         background_share = self._background_shares.get(pid, 0.0)
         if background_share > _MAX_BACKGROUND_SHARE:
-            return self._busy_share  # the process works all the time, so the share is not background activity
-        return max(self._busy_share, 2 * background_share)
+            return self._min_busy_share  # the process works all the time, so the share is not background activity
+        return max(self._min_busy_share, 2 * background_share)
 
 
 def is_rank_parked(
-    first_thread: float, other_threads: Iterable[float], other_processes: Iterable[float], busy_share: float
+    first_thread: float, other_threads: Iterable[float], other_processes: Iterable[float], min_busy_share: float
 ) -> bool:
     """Whether a rank is parked, by the CPU shares of its first thread, its other threads and its other processes.
 
-    `busy_share` is as in `ProgressTracker`.
+    `min_busy_share` is as in `ProgressTracker`.
     """
-    # The other threads may only do what background threads do.
+    # The other threads may only do what background threads do: each uses less than the highest share of a core from
+    # which a process counts as busy.
     other_threads_are_idle = all(share < _MAX_BUSY_SHARE for share in other_threads)
-    other_processes_are_idle = all(share < busy_share for share in other_processes)
+    other_processes_are_idle = all(share < min_busy_share for share in other_processes)
     return first_thread < _PARKED_SHARE and other_threads_are_idle and other_processes_are_idle
 
 
@@ -272,7 +277,7 @@ class HangDetector:
 
     @property
     def stalled_seconds(self) -> float:
-        """For how many seconds no node has shown a sign other than computing; 0 until every node has reported."""
+        """As `idle_seconds`, but computing does not count as a sign of progress."""
         return min((progress.stalled_seconds for progress in self._complete_progress), default=0.0)
 
     @property

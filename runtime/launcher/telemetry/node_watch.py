@@ -96,14 +96,14 @@ class NodeWatch:
     def _start_round(self, number: int, members: Iterable[int]) -> None:
         """Begin a round with the nodes `members`: forget everything about the ranks of the previous one."""
         now = time.monotonic()
-        self._busy_share = BUSY_SHARE
+        self._min_busy_share = BUSY_SHARE
         if self._plan.cpus:
             # On a small node, a process that works may get only a small part of a core. So it counts as busy if it uses
             # a quarter of its rank's part.
             quarter_share = self._plan.cpus / max(1, self._plan.workers) / 4
-            self._busy_share = max(_MIN_BUSY_SHARE, min(BUSY_SHARE, quarter_share))
+            self._min_busy_share = max(_MIN_BUSY_SHARE, min(BUSY_SHARE, quarter_share))
         self._round = number
-        self._tracker = ProgressTracker(now, self._plan.hang_seconds, self._busy_share)
+        self._tracker = ProgressTracker(now, self._plan.hang_seconds, self._min_busy_share)
         self._rank_cpu: Dict[int, RankCpu] = {}
         self._detector = HangDetector(self._plan.hang_seconds, set(members) - self._finished_nodes)
         self._last_reading: Optional[Reading] = None
@@ -378,7 +378,7 @@ class NodeWatch:
             children = [(cpu - before.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
             # A first thread that cannot be seen counts as busy, so its rank does not count as parked.
             first_thread = threads.pop(after.pid, 1.0)
-            is_parked = is_rank_parked(first_thread, threads.values(), children, self._busy_share)
+            is_parked = is_rank_parked(first_thread, threads.values(), children, self._min_busy_share)
             states[rank_id] = states[rank_id]._replace(is_parked=is_parked)
         return states
 

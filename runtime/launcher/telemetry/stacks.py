@@ -37,7 +37,8 @@ _MAX_PLACE_LENGTH = 200
 """Maximum characters of a rank's place: file name, line and function. A message quotes it; most are far shorter."""
 _DIGEST_LENGTH = 16
 """Hexadecimal digits of a digest of stacks: 64 bits, so two different stacks never have the same one by chance."""
-# How the file names of the platform's own frames end.
+# How the file names of the platform's own frames end. PLATFORM_FILE_NAME is the name of modules that are compiled from
+# their source, not from a file.
 _PLATFORM_FILES = ("/launcher/rank.py", "/launcher/step_timer.py", "/launcher/warm/forkserver.py", PLATFORM_FILE_NAME)
 # Functions that only wait: for other ranks, or for a device that may wait for them. Each is (end of the file's name,
 # function). A name that ends with "/" stands for all files below that folder, and "" for all functions.
@@ -88,7 +89,7 @@ class CaptureTarget(NamedTuple):
 
 
 class StackCapture:
-    """One capture of some ranks of this node. The keys of all dicts are rank ids (`worker_group.Rank.rank_id`).
+    """One capture of some ranks of this node. All dicts are by `worker_group.Rank.rank_id`: the rank at submission.
 
     Call `start` to signal them, then `add_data` with everything that they write, until `is_over`.
     """
@@ -161,6 +162,7 @@ class StackCapture:
             lines += ["  " + self._describe_process(processes.get(child), child) for child in children[:_MAX_CHILDREN]]
             if len(children) > _MAX_CHILDREN:
                 lines.append("  ... and {} more".format(len(children) - _MAX_CHILDREN))
+        # Stacks name the image's files by paths of the host; customers see the run's own paths of the same files.
         return replace_paths("\n".join(lines), find_displayed_paths())[:MAX_TEXT_LENGTH] + "\n"
 
     def _describe_process(self, process: Optional[Process], pid: int) -> str:

@@ -140,6 +140,8 @@ def test_a_browser_is_named_by_its_header():
     for header, name in {
         "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/141.0 Safari/537.36": "Chrome, Linux",
         "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) Version/18.0 Safari/604.1": "Safari, iOS",
+        "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) CriOS/141.0 Mobile Safari/604.1": "Chrome, iOS",
+        "Mozilla/5.0 (iPad; CPU OS 18_0 like Mac OS X) FxiOS/143.0 Mobile Safari/605.1": "Firefox, iPadOS",
         "robot/1": "robot/1",
     }.items():
         assert user_agents.name(header) == name

@@ -8,8 +8,9 @@ import pytest
 from runtime.backends.kubernetes.backend import KubernetesBackend, check
 from runtime.backends.kubernetes.check import NEWEST_MINOR
 from runtime.backends.kubernetes.check import check as run_checks
+from runtime.backends.kubernetes.client import ApiError
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.errors import BackendUnavailable, InvalidSpec, RunNotFound
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
 from runtime.specs import FailureCode, Image, Outcome, Resources, RunPhase
 from tests.console.processes import wait_for
 from tests.runtime.backends.cluster_runs import NAME, create_limited_backend, forbid, job_of, limit_config, start
@@ -66,6 +67,52 @@ def test_a_check_whose_answer_has_an_unexpected_form_fails_and_does_not_raise(tm
     assert failed == {"namespace", "storage", "storage classes", "machines", "GPUs", "DNS"}
     (line,) = run_checks(SimpleNamespace(get=lambda _path: "no object"), config, tmp_path, backend=None)
     assert (line.name, line.ok) == ("API server", False)
+
+
+UNAUTHORIZED, FORBIDDEN = ApiError(401, "Unauthorized", ""), ApiError(403, "Forbidden", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "cause", "remedy"),
+    [
+        ("API server", UNAUTHORIZED, None, "Renew the credentials"),
+        ("API server", FORBIDDEN, None, "system:public-info-viewer"),
+        ("API server", ApiError(404, "Not Found", ""), None, "the network"),
+        ("namespace", UNAUTHORIZED, None, "Renew the credentials"),
+        ("namespace", FORBIDDEN, None, "kubernetes_rbac"),
+        ("namespace", BackendUnavailable("The cluster did not answer."), None, "the network"),
+        ("namespace", BackendUnavailable("The cluster refuses the run."), FORBIDDEN, "kubernetes_rbac"),
+        ("namespace", NoCapacity("The namespace's quota is used up."), FORBIDDEN, None),
+    ],
+)
+def test_the_remedy_of_a_failed_check_depends_on_the_error(tmp_path, name, fault, cause, remedy):
+    def fail(*_args, **_query):
+        raise fault from cause
+
+    def get_version(_path):
+        return {"major": "1", "minor": str(NEWEST_MINOR)}
+
+    api = SimpleNamespace(get=fail if name == "API server" else get_version, list=fail)
+    line = next(line for line in run_checks(api, config_of(tmp_path), tmp_path, backend=None) if line.name == name)
+    assert (remedy in line.remedy) if remedy else (not line.remedy)
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_the_check_does_not_create_the_mount_point_of_a_volume(tmp_path, smoke):
+    mount_point = tmp_path / "volume"
+    volume = {"host_path": "/data", "root": str(mount_point)}
+    config = config_of(tmp_path, volume=volume, images={"pytorch": "r.example.com/pytorch:1"})
+    api = SimpleNamespace(
+        get=lambda _path: {"major": "1", "minor": str(NEWEST_MINOR)},
+        find=lambda _path: None,
+        list=lambda _path, **_query: {"items": []},
+        is_allowed=lambda _attributes: True,
+    )
+    backend = KubernetesBackend(config=config, root=mount_point / "runs") if smoke else None
+    lines = {line.name: line for line in run_checks(api, config, mount_point / "runs", backend)}
+    assert not lines["storage"].ok
+    assert f"Mount the cluster's volume at {mount_point}" in lines["storage"].remedy
+    assert not mount_point.exists()
 
 
 # Submitting
