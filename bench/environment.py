@@ -36,7 +36,7 @@ def free_console_port() -> int:
         with socket.socket() as next_probe:
             try:
                 next_probe.bind(("127.0.0.1", port + 1))
-            except OSError:
+            except (OSError, OverflowError):  # not free, or above 65535
                 continue
             return port
 

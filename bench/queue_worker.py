@@ -85,7 +85,8 @@ class MemoryCluster:
 
     def running(self) -> list[str]:
         """Return the names of the running runs."""
-        return [name for name, (_spec, status) in self._runs.items() if status.phase is RunPhase.RUNNING]
+        with self._lock:
+            return [name for name, (_spec, status) in self._runs.items() if status.phase is RunPhase.RUNNING]
 
     def describe(self, name: str) -> RunStatus:
         """See `Backend`."""

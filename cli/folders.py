@@ -88,7 +88,14 @@ def _walk(folder: Path, prefix: str, ignore: Ignore, skipped: list[str]) -> Iter
         elif is_folder:
             yield from _walk(Path(entry.path), f"{path}/", ignore, skipped)
         else:
-            status = entry.stat(follow_symlinks=False)
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # deleted since the folder was read
+                continue
+            except OSError as error:
+                raise InvalidChoice(
+                    f"{entry.path} cannot be read: {error.strerror}. Name it in {FILE_NAME} to leave it out."
+                ) from None
             yield LocalFile(path, Path(entry.path), status.st_size, status.st_mtime_ns)
 
 

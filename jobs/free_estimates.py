@@ -23,10 +23,12 @@ from console.accounts.services import require_active
 from jobs import free_runs, orders, quotas
 from jobs.errors import IdempotencyConflict, QuotaExceeded
 from jobs.models import Order
-from jobs.purchase import FREE_ESTIMATE_MARK, MEASURED, parse
+from jobs.purchase import FREE_ESTIMATE_MARK, MEASURED, parse, purchase_data
 
 MAX_SECONDS = 60
 """Time limit of a free estimate: enough for the first epoch of a small training, too short for useful training."""
+_RESOLVED_FIELDS = frozenset({"dataset_versions", "resolved_datasets", "model_versions", "resolved_models"})
+"""Fields of a stored purchase that also depend on when it was ordered: "the latest version" is another one later."""
 IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
 """Sources of estimates (`Quote.basis`) that no measurement supports. A free estimate can improve only these."""
 
@@ -34,8 +36,8 @@ IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
 def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
     """Order a free estimate of the purchase in `data` (the API's field names). `nodes` may be missing.
 
-    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order; raises
-    IdempotencyConflict if the key ordered something else: no free estimate, or one of another script.
+    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order, also if its
+    data have newer versions since; raises IdempotencyConflict if the key bought something else.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -52,9 +54,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
-            is_free_estimate = FREE_ESTIMATE_MARK in existing.quote.purchase
-            measured_script = (existing.job.workspace_id, existing.job.code_path)
-            if not is_free_estimate or measured_script != (purchase.workspace.pk, purchase.code_path):
+            if not _has_bought(existing, measured.to_json()):
                 raise IdempotencyConflict
             return existing
         free_runs.lock_user(membership.user)  # the quota's lock does not cover the person's other organizations
@@ -89,6 +89,19 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
             models=purchase.model_versions,
             columns=orders.job_columns(purchase, script) | {"name": f"Free estimate of {_name(purchase.code_path)}"},
         )
+
+
+def _has_bought(order: Order, asked: Mapping[str, Any]) -> bool:
+    """Return whether the order is a free estimate of this purchase, given as `Purchase.to_json` returns it.
+
+    The order of a paid run names its quote. A free estimate has no quote before it is ordered, so its choices count.
+    """
+    stored = order.quote.purchase
+    if FREE_ESTIMATE_MARK not in stored:
+        return False
+    bought = purchase_data(stored)
+    # Fields that are new since the order are not in `bought`.
+    return all(bought.get(name, value) == value for name, value in asked.items() if name not in _RESOLVED_FIELDS)
 
 
 def left_today(organization: Organization, user: User | None) -> int:

@@ -6,17 +6,24 @@ Standard library only: the supervisor imports this.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 from pathlib import Path
 
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of a call that say nothing about the process: this process or the machine has reached a limit."""
+
 
 def start_time(pid: int) -> int | None:
-    """Return when the process started, in clock ticks since boot; None if it has ended. A zombie has ended."""
+    """Return when the process started, in clock ticks since boot; None if it has ended. A zombie has ended.
+
+    Like all functions here, raises OSError if this process or the machine has no descriptors or no memory left.
+    """
     fields = _stat_fields(pid)
     # State and start time are fields 3 and 22 of proc(5), so 0 and 19 here.
-    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+    return None if fields is None or fields[0] in b"ZX" else int(fields[19])
 
 
 def parent(pid: int) -> int | None:
@@ -25,12 +32,24 @@ def parent(pid: int) -> int | None:
     return None if fields is None else int(fields[1])
 
 
-def _stat_fields(pid: int) -> list[str] | None:
+def _stat_fields(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/<pid>/stat from the third, the state, on; None where there is no such process."""
     try:
-        # The second field, the name in parentheses, may itself contain spaces and parentheses.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        # The second field, the name in parentheses, is the process's choice: any bytes, spaces and parentheses too.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError as error:
+        if error.errno in _OUT_OF_RESOURCES:
+            raise
+        return None
+
+
+def _open(pid: int) -> int | None:
+    """Return a descriptor of the process (pidfd); None where there is no such process."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in _OUT_OF_RESOURCES:
+            raise
         return None
 
 
@@ -41,11 +60,10 @@ def is_alive(pid: int, start_ticks: int | None) -> bool:
 
 def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
     """Send a signal to a process, identified as in `is_alive`; return False if it has ended."""
-    try:
-        # The descriptor keeps referring to one process. The start time is checked after opening it, so the signal
-        # cannot reach a later process with the same pid.
-        descriptor = os.pidfd_open(pid)
-    except OSError:
+    # The descriptor keeps referring to one process. The start time is checked after opening it, so the signal cannot
+    # reach a later process with the same pid.
+    descriptor = _open(pid)
+    if descriptor is None:
         return False
     try:
         if not is_alive(pid, start_ticks):
@@ -59,9 +77,8 @@ def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
 
 def wait_for_end(pid: int, start_ticks: int | None, seconds: float) -> bool:
     """Wait until a process, identified as in `is_alive`, has ended, for at most `seconds`; return whether it has."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
+    descriptor = _open(pid)
+    if descriptor is None:
         return True
     try:
         if not is_alive(pid, start_ticks):

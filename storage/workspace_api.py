@@ -29,7 +29,9 @@ class SearchQuery(serializers.Serializer[Any]):
     q = serializers.CharField(
         max_length=255, trim_whitespace=False, help_text="A part of the name. Upper and lower case are the same."
     )
-    path = serializers.CharField(default="", allow_blank=True, help_text="Search below this folder.")
+    path = serializers.CharField(
+        default="", allow_blank=True, trim_whitespace=False, help_text="Search below this folder."
+    )
 
 
 class MatchSerializer(EntrySerializer):

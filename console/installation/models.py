@@ -73,6 +73,7 @@ class Brand(models.Model):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save the brand under the key 1, so that a second brand replaces the first."""
         self.pk = 1
+        kwargs["force_insert"] = False  # `Brand.objects.create` sets it
         super().save(*args, **kwargs)
 
 

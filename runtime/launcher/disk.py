@@ -8,6 +8,8 @@ tree of files does not delay a supervisor's timers.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import time
@@ -16,9 +18,9 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Mapping, Name
 
 from .record import Record, Verdict
 
-MAX_DEPTH = 200
-"""Maximum depth of folders, since measuring keeps two descriptors open per level. A run with deeper folders is ended as
-if it had exceeded its limit."""
+MAX_DEPTH = 100
+"""Maximum depth of folders, since measuring keeps two descriptors open per level, in up to four folders at once, and a
+process usually has 1,024. A run with deeper folders is ended as if it had exceeded its limit."""
 RESERVE_BYTES = 256 << 20
 """A disk with less free space than this counts as full. The reserve leaves room for records and logs of other runs."""
 _MIN_ENTRY_BYTES = 4096
@@ -54,6 +56,8 @@ _FINAL_SECONDS = 10.0
 _FILLED_SHARE = 0.9
 """If the disk is full, a run that used at least this share of its limit counts as having filled it. The share is below
 1, because others write to the same disk."""
+_DELETED_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+"""The errors of an entry that is no more where it was listed."""
 _DELETED_FILES = "unlinked"
 """The name of the measurement of deleted files in `DiskLimit`, whose other measurements have the folders' names."""
 
@@ -71,7 +75,7 @@ class FolderUsage(NamedTuple):
 
 
 class _Measurement:
-    """A measurement in steps. `usage` is set once `step` has returned True.
+    """A measurement in steps. Once `step` has returned True, `usage` is set, or `error` if the disk cannot be read.
 
     `steps` is a generator that adds to the sums and yields wherever it may pause.
     """
@@ -82,14 +86,18 @@ class _Measurement:
         self._is_incomplete = False
         self._steps = steps
         self.usage: Optional[FolderUsage] = None
+        self.error: Optional[OSError] = None
 
     def step(self, seconds: float) -> bool:
         """Continue for about `seconds`; return whether the measurement is complete."""
         pause_at = time.monotonic() + seconds
-        for _pause in self._steps:
-            if time.monotonic() >= pause_at:
-                return False
-        if self.usage is None:
+        try:
+            for _pause in self._steps:
+                if time.monotonic() >= pause_at:
+                    return False
+        except OSError as error:  # no fault of the run: such as EIO of the disk, or EMFILE of this process
+            self.error = error
+        if self.usage is None and self.error is None:
             self.usage = FolderUsage(self._bytes, self._newest_mtime, self._is_incomplete)
         return True
 
@@ -220,12 +228,13 @@ class DiskLimit:
         if not is_complete:
             return None
         verdict = self._evaluate(record)
+        has_failed = any(measurement.error is not None for measurement in self._measurements.values())
         self._measurements = {}
         self._free_at_last_start = self._free_at_current_start
         self._pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         self._urgent_pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _URGENT_PAUSE_FACTOR)
         # The first measurement finds initial sizes, so the next begins at once: it finds what the run has added.
-        if not is_first:
+        if not is_first or has_failed:
             self._next_measurement_at = now + self._pause_seconds
         return verdict
 
@@ -254,10 +263,13 @@ class DiskLimit:
             return True
         added_bytes = 0
         for name, folder in self._folders.items():
-            usage = measure([folder], _FINAL_SECONDS)
+            try:
+                usage = measure([folder], _FINAL_SECONDS)
+            except OSError:
+                return True
             if usage is None or usage.is_incomplete:
                 return True
-            added_bytes += usage.bytes - self._initial_bytes[name]
+            added_bytes += self._bytes_added_to(name, usage.bytes)
         return added_bytes >= self._limit_bytes * _FILLED_SHARE
 
     def finish(self, record: Record) -> None:
@@ -265,9 +277,16 @@ class DiskLimit:
         for measurement in self._measurements.values():
             measurement.close()
         # A second is enough for most folders. If not, the record keeps the time of the last complete measurement.
-        usage = measure([self._folders["checkpoints"]], 1.0)
-        if usage is not None:
-            record.note_checkpoint(usage.newest_mtime)
+        with contextlib.suppress(OSError):
+            usage = measure([self._folders["checkpoints"]], 1.0)
+            if usage is not None:
+                record.note_checkpoint(usage.newest_mtime)
+
+    def _bytes_added_to(self, name: str, folder_bytes: int) -> int:
+        """Return what the run has added to a folder that has `folder_bytes` now; negative if it deleted older files."""
+        added_bytes = folder_bytes - self._initial_bytes[name]
+        # Negative while the platform's files are smaller than `platform_bytes`; that must not raise the limit.
+        return max(0, added_bytes) if name == "run" else added_bytes
 
     def _evaluate(self, record: Record) -> Optional[Verdict]:
         """Return a verdict if the run is over its limit by the measurement that has just been completed, else None."""
@@ -279,10 +298,8 @@ class DiskLimit:
             # If a folder was not measured completely before the run, its first measurement ends now. Its initial size
             # then includes what the run wrote meanwhile to the part that was measured last. Deleted files that are
             # still open have no initial size, because only the run has opened them.
-            initial_bytes = self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
-            added_bytes = usage.bytes - initial_bytes
-            # Room that the platform's files do not use is no room for the other folders.
-            self._added_bytes[name] = max(0, added_bytes) if name == "run" else added_bytes
+            self._initial_bytes.setdefault(name, 0 if name == _DELETED_FILES else usage.bytes)
+            self._added_bytes[name] = self._bytes_added_to(name, usage.bytes)
             is_incomplete |= usage.is_incomplete
             if name == "checkpoints":
                 record.note_checkpoint(usage.newest_mtime)
@@ -347,10 +364,12 @@ def entry_bytes(folder: Path) -> int:
 
 
 def measure(folders: Sequence[Path], seconds: float) -> Optional[FolderUsage]:
-    """Measure some folders in one step; None if that takes longer than `seconds`."""
+    """Measure some folders in one step; None if that takes longer than `seconds`. Raises OSError."""
     measurement = FolderMeasurement(folders)
     measurement.step(seconds)
     measurement.close()
+    if measurement.error is not None:
+        raise measurement.error
     return measurement.usage
 
 
@@ -368,6 +387,7 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
 
     These are folders that are too deep, and own folders of this user that cannot be read: a process may remove the
     permission again meanwhile. Entries that are deleted meanwhile and unreadable folders of other users are left out.
+    Raises OSError if the disk cannot be read.
     """
     # The path from `folder` to the current folder: each one's descriptor, and the entries that are left in it.
     open_folders: List[Tuple[int, Any]] = []
@@ -376,7 +396,11 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
             yield None
         while open_folders:
             descriptor, entries = open_folders[-1]
-            entry = next(entries, None)
+            try:
+                entry = next(entries, None)
+            except OSError as error:
+                _require_deleted(error)
+                entry = None
             if entry is None:
                 entries.close()
                 os.close(open_folders.pop()[0])
@@ -387,7 +411,8 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     yield None
                 continue
-            except OSError:
+            except OSError as error:
+                _require_deleted(error)
                 continue
             yield status
             if stat.S_ISDIR(status.st_mode) and (
@@ -404,20 +429,28 @@ def _open_folder(open_folders: List[Tuple[int, Any]], name: str, parent_fd: Opti
     """Open the folder `name` and append it to `open_folders`; return False if this user's own folder cannot be read.
 
     `name` is relative to the folder `parent_fd`, or a path if that is None. Does nothing if the folder was deleted or
-    replaced by a link, or is an unreadable folder of another user.
+    replaced by a link, or is an unreadable folder of another user. Raises OSError.
     """
     try:
         _grant_read_access(name, parent_fd)
         descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     except PermissionError:
         return not _is_own(name, parent_fd)
-    except OSError:
+    except OSError as error:
+        _require_deleted(error)
         return True
     try:
         open_folders.append((descriptor, os.scandir(descriptor)))
-    except OSError:
+    except OSError as error:
         os.close(descriptor)
+        _require_deleted(error)
     return True
+
+
+def _require_deleted(error: OSError) -> None:
+    """Raise the error unless it says that an entry was deleted, or replaced by a link or a file."""
+    if error.errno not in _DELETED_ERRORS:
+        raise error
 
 
 def _grant_read_access(name: str, parent_fd: Optional[int]) -> None:

@@ -109,6 +109,11 @@ def test_a_folder_is_the_same_archive_from_every_offset(folder):
     assert TarContent(scan(folder)).fingerprint == content.fingerprint
 
 
+def test_a_file_that_is_deleted_while_its_folder_is_read_is_left_out(folder, monkeypatch):
+    monkeypatch.setattr(Ignore, "matches", lambda *_arguments, **_options: (folder / "block").unlink(missing_ok=True))
+    assert [file.path for file in scan(folder).files] == [f"deep/{'long-' * 30}/ümlaut", "empty"]
+
+
 def test_a_file_that_changes_while_it_is_sent_is_an_error(folder):
     content = TarContent(scan(folder))
     (folder / "block").write_bytes(b"b" * 513)

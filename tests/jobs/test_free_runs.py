@@ -211,6 +211,9 @@ def test_free_estimates_a_day_are_limited_per_organization_and_per_person(custom
     quote = customer.quote()
     assert free_estimates.is_worthwhile(quote)  # and may be ordered
     assert len({order_free_estimate(customer, "key").pk for _ in range(3)}) == 1, "one key is one order"
+    for changes in ({"lr": "0.5"}, {"nodes": 3}, {"arguments": ["--x"]}, {"environment": {"A": "1"}}):
+        with pytest.raises(IdempotencyConflict):
+            order_free_estimate(customer, "key", **changes)
     assert left(customer) == 1
     second = second_organization(customer)
     order_free_estimate(second)

@@ -161,6 +161,13 @@ def test_paths_outside_the_workspace_are_refused(client, folder):
     assert (folder.parent / "secret").read_text() == "secret"
 
 
+def test_a_search_keeps_the_spaces_of_a_folders_name(client, folder):
+    (folder / " a ").mkdir()
+    (folder / " a " / "train.py").touch()
+    answer = client.get("/api/v1/workspaces/code/search/", {"q": "train", "path": " a "})
+    assert [match["path"] for match in answer.json()["results"]] == [" a /train.py"]
+
+
 class Wire:
     """A connection with `size` bytes of body, and the size of the largest read."""
 

@@ -126,4 +126,5 @@ def host_name(run_name: str, node: int) -> str:
 
 def gpu_label_value(gpu_type: str) -> str:
     """Convert a GPU type to a valid label value, as GPU feature discovery does: dashes in place of spaces."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", gpu_type).strip("-._")[:_MAX_LABEL_LENGTH]
+    # A label value begins and ends with a letter or digit, also where it was cut.
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", gpu_type).strip("-._")[:_MAX_LABEL_LENGTH].rstrip("-._")

@@ -44,7 +44,7 @@ from typing import Any
 from runtime import pids
 from runtime.backends.supervision import outcome, peer_liveness, process_tree
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
-from runtime.errors import RunNotFound
+from runtime.errors import BackendUnavailable, RunNotFound
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
@@ -96,21 +96,35 @@ class Run:
         )
 
     def submission(self) -> dict[str, Any]:
-        """Return the contents of `submission.json`, written by `record_submission`. Raises RunNotFound."""
+        """Return the contents of `submission.json`, written by `record_submission`.
+
+        Raises RunNotFound, BackendUnavailable.
+        """
         try:
             data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise RunNotFound(f"There is no run named '{self.name}'.") from error
+        except OSError as error:  # such as EMFILE or EIO: the run may be alive
+            raise self._unreadable(error) from error
         return data
+
+    def _unreadable(self, error: OSError) -> BackendUnavailable:
+        return BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.")
 
     def spec(self) -> RunSpec:
         """Return the spec as submitted. Raises RunNotFound."""
         return RunSpec.from_json(json.dumps(self.submission()["spec"]))
 
     def status(self) -> RunStatus:
-        """Return the run's status; free its capacity (`.active`) if it has ended. Raises RunNotFound."""
+        """Return the run's status; free its capacity (`.active`) if it has ended.
+
+        Raises RunNotFound, BackendUnavailable.
+        """
         submission = self.submission()
-        records = [self._read_record(node) for node in range(submission["spec"]["nodes"])]
+        try:
+            records = [self._read_record(node) for node in range(submission["spec"]["nodes"])]
+        except OSError as error:
+            raise self._unreadable(error) from error
         status = outcome.merge(self.name, submission["submitted_at"], records)
         if status.phase is RunPhase.ENDED:
             self.active_marker.unlink(missing_ok=True)
@@ -209,10 +223,13 @@ class Run:
         return self.folder / "nodes" / f"{node}.lock"
 
     def _is_lock_held(self, node: int) -> bool:
-        """Return whether the node's supervisor lives, or a process that has inherited the lock and will become it."""
+        """Return whether the node's supervisor lives, or a process that has inherited the lock and will become it.
+
+        Raises OSError if the lock cannot be read.
+        """
         try:
             descriptor = os.open(self._lock_path(node), os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # the run's folder is being removed
+        except FileNotFoundError:  # the run's folder is being removed
             return False
         try:
             # A shared lock, since an exclusive one would make a second reader believe that a supervisor holds it.

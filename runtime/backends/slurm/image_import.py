@@ -143,10 +143,10 @@ def load_contents(folder: Path) -> ImageContents | None:
 
 
 def import_image(plan: ImagePlan, *, bubblewrap: str, is_stopped: Callable[[], bool]) -> ImageContents:
-    """Import the image unless another run has done so; return its contents. Raises ImportFailed, ImportStopped.
+    """Import the image unless another run has done so; return its contents.
 
-    `bubblewrap` is the path of bwrap. `is_stopped` returns whether the import must stop; it is called several times a
-    second.
+    Raises ImportFailed, ImportStopped, and OSError if the image's folder or its lock cannot be used. `bubblewrap` is
+    the path of bwrap. `is_stopped` returns whether the import must stop; it is called several times a second.
     """
     folder = Path(plan["folder"])
     give_up_at = time.monotonic() + plan["seconds"]
@@ -320,7 +320,7 @@ class _Importer:
             [self._programs["umoci"], "raw", "unpack", "--rootless", "--image", image, f"{_WORK_TARGET}/root"]
         )
         if output is not None or self.root.is_symlink() or not self.root.is_dir():
-            raise self._not_unpacked(_last_line(output or "it is empty"))
+            raise self._not_unpacked("it is empty" if output is None else _last_line(output))
 
     def _run_program(self, command: list[str], credentials: bytes = b"") -> str | None:
         """Run a program in the sandbox; return the end of its output if it failed, else None.

@@ -105,8 +105,13 @@ class SlurmRun:
         write_json(self.folder / "submission.json", submission)
 
     def submission(self) -> dict[str, Any]:
-        """Return the contents of `submission.json`. Raises RunNotFound."""
-        data = _load_json(self.folder / "submission.json")
+        """Return the contents of `submission.json`. Raises RunNotFound, BackendUnavailable."""
+        try:
+            data: dict[str, Any] | None = json.loads((self.folder / "submission.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            data = None
+        except OSError as error:  # such as EMFILE, or EIO of the shared storage: the run may be alive
+            raise BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.") from error
         if data is None:
             raise RunNotFound(f"There is no run named '{self.name}'.")
         return data

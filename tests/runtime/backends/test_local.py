@@ -1,13 +1,14 @@
 """Behaviour of local runs only. The contract of all backends is in `test_backend_contract.py`."""
 
 import os
+import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from runtime.backends.local.runs import Run
-from runtime.errors import NoCapacity, RunNotFound
+from runtime.errors import BackendUnavailable, NoCapacity, RunNotFound
 from runtime.launcher import disk
 from runtime.specs import Outcome
 from tests.runtime.backends.contract import STUBBORN, WAIT
@@ -55,6 +56,20 @@ def test_an_incomplete_submission_is_no_run_and_can_be_repeated(harness):
     assert harness.backend.names() == ["job-1-1"], "reconciliation sees it"
     harness.complete("print('ran again')")
     assert harness.log() == "ran again\n"
+
+
+def test_a_run_is_not_lost_while_the_console_has_no_descriptors(harness, monkeypatch):
+    harness.complete("print('ran')")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(BackendUnavailable, match="Too many open files"):
+            harness.backend.describe("job-1-1")
+        monkeypatch.setattr(Run, "submission", lambda _run: {"spec": {"nodes": 1}, "submitted_at": 0.0})
+        with pytest.raises(BackendUnavailable, match="Too many open files"):
+            harness.backend.describe("job-1-1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):

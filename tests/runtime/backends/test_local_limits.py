@@ -25,8 +25,9 @@ def test_too_much_memory_by_files_alone_is_no_lost_node(harness):
 @pytest.mark.parametrize("cgroups", [True, False], ids=["with control groups", "measured by the supervisor"])
 def test_too_much_memory(harness, cgroups):
     script = """
-    import os, signal
+    import ctypes, os, signal
     if os.environ["RANK"] == "1":
+        ctypes.CDLL(None).prctl(15, b"\\xff)\\rNSpid:\\tx", 0, 0, 0)  # PR_SET_NAME: a name that is no UTF-8
         kept = bytearray(300 << 20)
         for at in range(0, len(kept), 4096): kept[at] = 1
     while True: signal.pause()

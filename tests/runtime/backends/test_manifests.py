@@ -11,7 +11,7 @@ import pytest
 
 from runtime.backends.kubernetes import manifests, rbac
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.backends.kubernetes.names import organization_namespace
+from runtime.backends.kubernetes.names import gpu_label_value, organization_namespace
 from runtime.backends.kubernetes.pod_plan import build_pod_inputs
 from runtime.errors import InvalidSpec
 from runtime.specs import Framework, Image, Mount, PullSecret, Resources, RunSpec
@@ -183,6 +183,15 @@ def test_manifests_match_the_published_schemas(name):
 def test_pods_meet_the_restricted_standard_but_for_the_host_path_of_a_trial(name):
     violations = pod_security_violations(of_kind("Job", OBJECTS[name]())["spec"]["template"]["spec"], "restricted")
     assert ["hostPath" in each for each in violations] == ([True] if name == "trial" else [])
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "label"),
+    [(" NVIDIA A100 (80GB) ", "NVIDIA-A100-80GB"), (f"{'A' * 62} B", "A" * 62)],
+    ids=["other characters", "cut after a space"],
+)
+def test_the_label_of_a_gpu_type_begins_and_ends_with_a_letter_or_digit(gpu_type, label):
+    assert gpu_label_value(gpu_type) == label
 
 
 def test_settings_of_the_empty_kind_apply_to_unnamed_kinds():

@@ -3,26 +3,52 @@
 A child of the test stands in for the supervisor, and the test passes the times.
 """
 
+import ctypes
 import json
 import os
+import resource
 import signal
 
 import pytest
 
 from runtime import pids
-from runtime.backends.supervision import peer_liveness
+from runtime.backends.supervision import peer_liveness, resource_limits
 
 
 @pytest.fixture
 def child():
-    """A process that only waits."""
+    """A process that only waits. Its name, which any process may choose, is no UTF-8 and looks like a line of /proc."""
+    received, sent = os.pipe()
     pid = os.fork()
     if not pid:
+        ctypes.CDLL(None).prctl(15, b"\xff)\rNSpid:\tx", 0, 0, 0)  # PR_SET_NAME
+        os.close(sent)
         while True:
             signal.pause()
+    os.close(sent)
+    assert not os.read(received, 1), "the child has its name"
+    os.close(received)
     yield pid
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+def test_no_name_hides_a_process(child):
+    assert pids.parent(child) == os.getpid()
+    assert resource_limits.cpu_schedule(child) is not None
+    assert resource_limits._pid_in_sandbox(child) == child, "the rank that takes the most memory can be found"
+
+
+def test_a_process_that_cannot_be_looked_at_has_not_ended(child):
+    started, limits = pids.start_time(child), resource.getrlimit(resource.RLIMIT_NOFILE)
+    calls = {"start_time": (child,), "send": (child, started, 0), "wait_for_end": (child, started, 0)}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        for name, arguments in calls.items():
+            with pytest.raises(OSError, match="Too many open files"):
+                getattr(pids, name)(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def write(folder, node, pid, *, phase="running", causes=()):

@@ -348,6 +348,13 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
     assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
 
 
+def test_a_run_whose_storage_reports_an_error_is_not_lost(tmp_path):
+    run = SlurmRun(tmp_path, "job-1-1", SimpleNamespace(), config())
+    (run.folder / "submission.json").mkdir(parents=True)  # reading it is an error that root gets too
+    with pytest.raises(BackendUnavailable, match="Is a directory"):
+        run.status()
+
+
 def test_a_run_that_is_submitted_while_it_is_deleted_keeps_no_job(tmp_path, monkeypatch):
     backend = SlurmBackend(config=config(), root=tmp_path / "runs", images_root=tmp_path)
     run = backend._find("job-1-1")

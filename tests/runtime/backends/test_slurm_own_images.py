@@ -307,6 +307,14 @@ def test_an_image_that_cannot_be_read_is_the_customers_fault(tmp_path, monkeypat
     assert (failed.value.outcome, failed.value.code) == (Outcome.CODE_FAILED, FailureCode.IMAGE_NOT_UNPACKED)
 
 
+@pytest.mark.parametrize(("output", "reason"), [("", "no output"), (None, "it is empty")])
+def test_only_an_image_that_was_unpacked_can_be_empty(tmp_path, monkeypatch, output, reason):
+    importer = importer_with(tmp_path, monkeypatch)
+    monkeypatch.setattr(importer, "_run_program", lambda *_arguments: output)
+    with pytest.raises(image_import.ImportFailed, match=f"could not be unpacked: {reason}"):
+        importer._unpack()
+
+
 def test_a_full_disk_is_the_platforms_fault(tmp_path, monkeypatch):
     monkeypatch.setattr(image_import.disk, "free_bytes", lambda _folder: 1 << 20)
     importer = importer_with(tmp_path, monkeypatch)

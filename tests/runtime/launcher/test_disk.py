@@ -1,5 +1,6 @@
 """Measurements of disk usage, which code can make difficult: deep or closed folders, sparse and unlinked files."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -117,10 +118,13 @@ def test_room_for_the_platforms_files_is_no_room_for_the_runs(tmp_path):
             file.write(bytes(mebibytes << 20))
         return disk_limit.check(now, record)
 
-    assert verdict_after(10.0, "run", 3) is None
+    disk_limit.measure_folders()
+    assert verdict_after(10.0, "run", 2) is None
+    assert not disk_limit.has_filled_the_disk()
     assert verdict_after(20.0, "checkpoints", 2).data == {"used_mib": 2, "limit_mib": 1}
+    assert disk_limit.has_filled_the_disk()
     (tmp_path / "checkpoints" / "file").unlink()
-    assert verdict_after(30.0, "run", 3).data == {"used_mib": 2, "limit_mib": 1}
+    assert verdict_after(30.0, "run", 4).data == {"used_mib": 2, "limit_mib": 1}
 
 
 @pytest.mark.parametrize(("available_mib", "is_filled"), [(2, True), (-5, False)], ids=["by the run", "before the run"])
@@ -166,6 +170,34 @@ def test_what_the_code_writes_at_once_counts_against_its_limit(tmp_path, monkeyp
     unrepeated.measure_folders()
     assert (unrepeated.is_measuring, unrepeated.check(1.0, Record(tmp_path, None, node=0, address=""))) == (False, None)
     assert large.has_filled_the_disk(), "the workspace was too large to be measured before the run, so in doubt it has"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("call", ["open", "scandir", "next"])
+def test_a_folder_that_the_disk_does_not_show_is_neither_empty_nor_the_runs_fault(tmp_path, monkeypatch, call, number):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    disk_limit = disk.DiskLimit(1 << 20, {"checkpoints": str(folder)})
+    disk_limit.measure_folders()
+    (folder / "file").write_bytes(bytes(2 << 20))
+    record = Record(tmp_path, None, node=0, address="")
+
+    class Entries:
+        __next__ = close = lambda *_: None
+        __iter__ = lambda self: self
+
+    def fail(*_arguments, **_options):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        if call == "next":
+            Entries.__next__ = fail
+            patch.setattr(os, "scandir", lambda _descriptor: Entries())
+        else:
+            patch.setattr(os, call, fail)
+        assert disk_limit.check(10.0, record) is None
+        assert disk_limit.has_filled_the_disk(), "in doubt"
+    assert disk_limit.check(20.0, record).data == {"used_mib": 2, "limit_mib": 1}
 
 
 def test_a_disk_that_loses_more_than_the_run_may_add_is_measured_sooner_and_faster(tmp_path, monkeypatch):
