@@ -123,7 +123,7 @@ def test_a_hang_is_paid_to_its_last_progress_and_retried_from_its_checkpoint(cus
     customer.write(
         "train.py",
         "import os, pathlib, signal, time\n"
-        "saved = pathlib.Path(os.environ['CHECKPOINT_DIR'], 'epoch')\n"
+        "saved = pathlib.Path(os.environ['CHECKPOINT_DIR'], os.environ['RANK'])\n"  # the nodes share the folder
         "time.sleep(1.5)\n"
         "print('continues from', saved.read_text() if saved.exists() else 0, flush=True)\n"
         "while os.environ['RESTART_COUNT'] == '0':\n"
