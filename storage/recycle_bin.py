@@ -2,7 +2,7 @@
 
 A deleted file or folder is renamed into the folder `bin/` in the storage root, to which runs have no access. It stays
 there for KEPT_AFTER_DELETION, and counts against the quota. Its row is deleted only after its files are removed, so
-whatever is on the disk counts. Links, pipes and devices have no content to restore, so they are removed at once.
+all files on the disk count. Links, pipes and devices have no content to restore, so they are removed at once.
 """
 
 from __future__ import annotations

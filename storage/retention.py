@@ -2,7 +2,7 @@
 
 A deleted item disappears from lists at once. Its files stay for KEPT_AFTER_DELETION, and count against the quota. In
 this time, its retention, members can restore the item, or remove its files. An item that an open job uses cannot be
-deleted. A row is marked as removed only after its files are removed, so whatever is on the disk counts against the
+deleted. A row is marked as removed only after its files are removed, so all files on the disk count against the
 quota.
 
 Three columns hold the state: `deleted_at`, `kept_until` (the end of the retention), and `removed_at` (when the files

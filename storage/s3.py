@@ -334,7 +334,8 @@ def _parse(response: http.client.HTTPResponse) -> ET.Element:
         if len(data) > MAX_RESPONSE_BYTES or time.monotonic() > deadline:
             raise S3Error(response.status)
     try:
-        # Decoded here, so that the parser reads the characters that are checked, whatever encoding the XML declares.
+        # Decoded here, so that the check below and the parser see the same characters, even if the XML declares another
+        # encoding than UTF-8.
         text = data.decode("utf-8-sig")
         if "<!" in text:  # a DOCTYPE, which S3 never sends, could define entities that expand to gigabytes
             raise S3Error(response.status)
