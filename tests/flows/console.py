@@ -156,9 +156,12 @@ class Console:
 
     def supervisors(self) -> list[tuple[int, int]]:
         """(pid, start time) of every live supervisor of a node of a run."""
-        records = [json.loads(path.read_bytes()) for path in self.var.glob("runs/*/nodes/*.json")]
-        found = [(record["pid"], record["start_time"]) for record in records]
-        return [supervisor for supervisor in found if pids.is_alive(*supervisor)]
+        supervisors = []
+        for path in self.var.glob("runs/*/nodes/*.json"):
+            with contextlib.suppress(FileNotFoundError):  # the run has just been deleted
+                record = json.loads(path.read_bytes())
+                supervisors.append((record["pid"], record["start_time"]))
+        return [supervisor for supervisor in supervisors if pids.is_alive(*supervisor)]
 
     def left_behind(self) -> dict[str, Any]:
         """Return processes, mounts and sockets that should have ended with the console; empty if none is left."""
