@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import suppress
 from datetime import timedelta
 
@@ -22,10 +23,24 @@ APPLY_PENDING = "apply-events-pending"
 """Redis key that exists while a message for `apply_events` waits for a worker."""
 APPLY_PENDING_SECONDS = 15
 """Lifetime of the key if its message is lost: beat sends the next one after 15 seconds."""
+BURST_SECONDS = 0.05
+"""How long a process waits before it asks for `apply_events`. Stripe sends the events of one payment together."""
+_is_request_due = threading.Event()
 
 
 def request_apply_events() -> None:
+    """Ask for `apply_events` after BURST_SECONDS, once for all events that this process stores until then.
+
+    A timer's thread asks, so that the payment provider's requests do not wait for Redis and the broker.
+    """
+    if not _is_request_due.is_set():
+        _is_request_due.set()
+        threading.Timer(BURST_SECONDS, _send_apply_events).start()
+
+
+def _send_apply_events() -> None:
     """Send `apply_events` unless a message for it already waits: one run applies every event stored before it."""
+    _is_request_due.clear()  # first, because an event that is stored from now on may need another message
     try:
         key = redis_client.key(APPLY_PENDING)
         is_first = redis_client.client().set(key, 1, nx=True, ex=APPLY_PENDING_SECONDS)

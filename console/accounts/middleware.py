@@ -64,7 +64,10 @@ class TimeZoneMiddleware:
             if browser_zone:
                 services.store_browser_time_zone(user=user, name=browser_zone)
             candidates = [user.time_zone, browser_zone, user.browser_time_zone]
-        with timezone.override(zones.zone(*candidates)):
+        zone = zones.zone(*candidates)
+        if zone == timezone.get_default_timezone():
+            return self.get_response(request)
+        with timezone.override(zone):
             return self.get_response(request)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from unittest.mock import Mock
 
@@ -79,7 +80,15 @@ def sent(monkeypatch):
     redis_client.client().delete(redis_client.key(tasks.APPLY_PENDING))
     tasks_sent = []
     monkeypatch.setattr(tasks, "send", tasks_sent.append)
-    return tasks_sent
+    yield tasks_sent
+    await_timers()
+
+
+def await_timers():
+    """Wait until every timer has ended that will ask for `apply_events`."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join()
 
 
 def deliver(client, event, **options):
@@ -99,10 +108,12 @@ class TestDelivery:
         stored = StripeEvent.objects.get()
         assert (stored.event_id, stored.payload, stored.state) == (event["id"], event, StripeEvent.States.RECEIVED)
         assert deliver(client, session_event(TopUpFactory())).status_code == 200
+        await_timers()
         assert sent == [tasks.apply_events]
         tasks.apply_events()
         assert not StripeEvent.objects.filter(state=StripeEvent.States.RECEIVED).exists()
         deliver(client, session_event(TopUpFactory()))
+        await_timers()
         assert sent == [tasks.apply_events] * 2
 
     @pytest.mark.usefixtures("sent")  # no task is sent: the test applies the events
@@ -125,12 +136,17 @@ class TestDelivery:
         assert [post(client, b"{}", header).status_code for header in ("", "t=1,v1=\xe9")] == [400, 400]
         assert client.get("/webhooks/stripe/").status_code == 405
         assert not StripeEvent.objects.exists()
+        await_timers()
         assert sent == []
 
     def test_needs_neither_a_broker_nor_redis(self, client, monkeypatch):
         redis_client.client().delete(redis_client.key(tasks.APPLY_PENDING))
-        monkeypatch.setattr(tasks.apply_events, "apply_async", Mock(side_effect=OperationalError))
-        assert deliver(client, session_event(TopUpFactory())).status_code == 200
-        monkeypatch.setattr(redis_client.client(), "set", Mock(side_effect=redis.ConnectionError))
-        assert deliver(client, session_event(TopUpFactory())).status_code == 200
+        for target, name, error in (
+            (tasks.apply_events, "apply_async", OperationalError),
+            (redis_client.client(), "set", redis.ConnectionError),
+        ):
+            monkeypatch.setattr(target, name, Mock(side_effect=error))
+            assert deliver(client, session_event(TopUpFactory())).status_code == 200
+            await_timers()
+            getattr(target, name).assert_called_once()
         assert StripeEvent.objects.count() == 2
