@@ -195,7 +195,10 @@ def _parse_entries(
 
 def _require_https(setting: str, data: Mapping[str, Any], name: str) -> None:
     """Raise ImproperlyConfigured unless the URL in the field `name` begins with https://, or is on this machine."""
-    url = urlsplit(data[name])
+    try:
+        url = urlsplit(data[name])
+    except ValueError as error:
+        raise ImproperlyConfigured(f"{setting}: the `{name}` of {data['id']} is not a URL: {error}.") from None
     if url.scheme != "https" and not (url.scheme == "http" and url.hostname in LOCAL_HOSTS):
         raise ImproperlyConfigured(f"{setting}: the `{name}` of {data['id']} must begin with https://.")
 

@@ -73,7 +73,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
 
     `data` has image, nodes and node_spec, and optionally framework, workspace, datasets and workers_per_node. A
     repeated idempotency key returns the same order. Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded,
-    and IdempotencyConflict if the key bought something other than a check of this image.
+    and IdempotencyConflict if the key bought something else.
     """
     organization = membership.organization
     require_active(organization=organization)
@@ -81,7 +81,7 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
     with transaction.atomic():
         quota = quotas.lock_quota(organization)
         if idempotency_key and (existing := orders.order_with_key(organization, idempotency_key)):
-            if not existing.job.is_check or existing.job.image_id != placement.image.pk:
+            if not _ordered_by(existing, placement):
                 raise IdempotencyConflict
             return existing
         _require_quota(membership, limit=quota.max_checks_per_day)
@@ -102,6 +102,13 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
             versions=placement.dataset_versions,
             columns=_job_columns(placement),
         )
+
+
+def _ordered_by(order: Order, placement: Placement) -> bool:
+    """Return whether an order is a check with this placement."""
+    fields = placement.to_json()
+    del fields["resolved_datasets"]  # newer versions may have been published since the order
+    return order.job.is_check and fields.items() <= order.quote.purchase.items()
 
 
 def checklist(job: Job) -> list[CheckItem]:

@@ -379,6 +379,7 @@ class ServiceAccountView(_ServiceAccountBase):
         request=ServiceAccountChangeSerializer,
         responses=ServiceAccountSerializer,
     )
+    @transaction.atomic
     def patch(self, request: Request, pk: int) -> Response:
         """Change the role, disable the account, or enable it again. A token changes only accounts that do no more."""
         account = self.changed_account(pk)

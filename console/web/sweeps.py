@@ -394,9 +394,9 @@ def _parse_choices(text: str) -> list[Value]:
 
 
 def _parse_choice(text: str) -> Value:
-    """Return a choice as a number if it is one. "007" stays a text: the number would lose its zeros."""
+    """Return a choice as a number if the number is written the same way. "007" and "1.10" would lose zeros."""
     number = _parse_number(text)
-    return text if isinstance(number, int) and str(number) != text else number
+    return number if str(number) == text else text
 
 
 def _parse_number(text: str) -> int | float | str:

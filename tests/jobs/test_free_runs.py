@@ -101,9 +101,13 @@ def test_free_runs_are_named_in_the_language_of_the_reader(customer):
 def test_checks_a_day_are_limited_per_organization_and_per_person(customer):
     customer.quota(max_checks_per_day=2)
     data = {"image": "pytorch", "node_spec": "nano", "nodes": 1}
-    check = lambda: checks.place_check(membership=customer.membership, data=data, idempotency_key="k")
+    check = lambda **changes: checks.place_check(
+        membership=customer.membership, data=data | changes, idempotency_key="k"
+    )
     first = check().job
     assert check().job == first
+    with pytest.raises(IdempotencyConflict):  # the key has ordered a check of one node
+        check(nodes=2)
     with pytest.raises(IdempotencyConflict):  # the key has ordered something else
         free_estimates.order_free_estimate(membership=customer.membership, data=customer.form(), idempotency_key="k")
     place_check(customer)

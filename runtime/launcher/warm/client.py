@@ -37,11 +37,12 @@ _INT_BYTES = array.array("i").itemsize
 _MAX_DESCRIPTORS = 4
 """Maximum number of descriptors in one message: output, reports, step counts and a spare one."""
 # A script that sets a variable which is read at an import: os.environ["OMP_..."], .setdefault("OMP_..." or
-# .update({"OMP_...". The number of spaces is limited, since a search for any number could take very long.
+# .update({"OMP_...". Repetitions are limited, since a search for any number of spaces could take very long.
 _SETS_ENVIRONMENT = re.compile(
     r"environ(?:\[|\.setdefault\(|\.update\()\s{0,99}\{?\s{0,99}['\"](?:" + "|".join(READ_AT_IMPORT) + ")_"
     # Or a variable with a computed name, which may be one of READ_AT_IMPORT.
-    r"|environ\[(?!['\"])[^]]*\]\s*=(?!=)|environ\.(?:setdefault|update)\(\s*\{?\s*(?!['\"{}\s])"
+    r"|environ\[(?!['\"])[^]]{0,999}\]\s{0,99}=(?!=)"
+    r"|environ\.(?:setdefault|update)\(\s{0,99}\{?\s{0,99}(?!['\"{}\s])"
 )
 # A source with one of these words may import modules that none of its import statements names.
 _DYNAMIC_IMPORTS = ("importlib", "__import__", "runpy", "sys.path")

@@ -201,6 +201,7 @@ VALID_SETTING = {"id": "a", "name": "A", "entity_id": "https://a", "sso_url": "h
         ({"entity_id": "acme"}, "URI"),
         ({"entity_id": f"https://{'a' * 200}"}, "200 characters"),
         ({"sso_url": "http://a/sso"}, "https://"),
+        ({"sso_url": "https://[a/sso"}, "is not a URL"),
         ({"certificate": "MIIB"}, "no X.509 certificate"),
         ({"allow_idp_initiated": "yes"}, "true or false"),
         ({"metadata_url": "https://a"}, "`metadata_url` is not known"),

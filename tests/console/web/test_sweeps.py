@@ -142,7 +142,7 @@ def test_an_ended_sweep_gets_more_trials_and_is_cloned(page, owner_page, sweeper
 
 def test_a_clone_searches_the_same_space(page, owner_page, sweeper):
     space = {
-        "--hidden": {"type": "categorical", "choices": [32, 0.001, "64,64", "007", 'say "hi"']},
+        "--hidden": {"type": "categorical", "choices": [32, 0.001, "64,64", "007", "1.10", 'say "hi"']},
         "LR": {"type": "float", "low": 0.123456789, "high": 12345678.5, "log": True},
         "TOKENS": {"type": "int", "low": 1_000_000, "high": 20_000_019, "step": 1_000_001},
     }
