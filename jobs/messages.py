@@ -233,6 +233,10 @@ WAITING_SENTENCES: dict[str, Any] = {
         "A limit of the cluster for your organization is reached (%(detail)s). The run starts when another run ends. "
         "To run more at once, ask the administrator."
     ),
+    WaitingCode.CLUSTER_RULE: gettext_lazy(
+        "The rules of the cluster do not allow this run (%(detail)s), so waiting does not help. Cancel it at no "
+        "further cost, or ask the administrator."
+    ),
     WaitingCode.HELD: gettext_lazy(
         "The cluster's administrator holds the run in the queue (%(detail)s). Ask the administrator to release it."
     ),

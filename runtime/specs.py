@@ -342,6 +342,8 @@ class WaitingCode(enum.StrEnum):
     """`detail`: other jobs of the cluster come first, or use its machines."""
     CLUSTER_LIMIT = "cluster_limit"
     """`detail`: a limit of the cluster's account or quality of service is reached."""
+    CLUSTER_RULE = "cluster_rule"
+    """`detail`: a rule of the cluster's account or quality of service forbids this run; waiting does not end it."""
     HELD = "held"
     """`detail`: an administrator holds the run in the cluster's queue."""
     MACHINES_CLOSED = "machines_closed"

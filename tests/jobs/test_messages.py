@@ -136,6 +136,7 @@ STARTING = {
     "unschedulable": ({"detail": "0/3 nodes"}, "0/3 nodes"),
     "cluster_queue": ({"detail": "Priority"}, "the cluster's own queue"),
     "cluster_limit": ({"detail": "AssocGrpCpuLimit"}, "is reached (AssocGrpCpuLimit)"),
+    "cluster_rule": ({"detail": "QOSNotAllowed"}, "do not allow this run (QOSNotAllowed)"),
     "held": ({"detail": "JobHeldAdmin"}, "holds the run in the queue (JobHeldAdmin)"),
     "machines_closed": ({"detail": "PartitionDown"}, "out of service (PartitionDown)"),
 }

@@ -49,7 +49,9 @@ def _code_and_sentence(reason: str) -> tuple[WaitingCode, str]:
     """Return the code for a reason of Slurm, and an English sentence without its full stop."""
     if reason in _HELD or reason.endswith("held"):
         return WaitingCode.HELD, "The run is held in Slurm's queue"
-    if reason.startswith(_LIMIT_PREFIXES) and not any(part in reason for part in _NOT_AWAITED):
+    if reason.startswith(_LIMIT_PREFIXES):
+        if any(part in reason for part in _NOT_AWAITED):
+            return WaitingCode.CLUSTER_RULE, "A rule of the account or QOS forbids the run"
         return WaitingCode.CLUSTER_LIMIT, "A limit of the account or QOS is reached"
     for reasons, code, sentence in (
         (_CLOSED, WaitingCode.MACHINES_CLOSED, "Machines that fit are reserved or down"),

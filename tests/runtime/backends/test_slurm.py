@@ -147,8 +147,8 @@ def test_a_job_asks_for_the_nodes_as_tasks():
         ("ReqNodeNotAvail, UnavailableNodes:n1", WaitingCode.MACHINES_CLOSED),
         ("(Nodes required for job are DOWN, DRAINED or reserved)", WaitingCode.MACHINES_CLOSED),
         ("BadConstraints", WaitingCode.TOO_LARGE), ("InvalidQOS", WaitingCode.UNSCHEDULABLE),
-        ("QOSNotAllowed", WaitingCode.UNSCHEDULABLE), ("AssocMaxWallDurationPerJobLimit", WaitingCode.UNSCHEDULABLE),
-        ("QOSMaxGRESPerNode", WaitingCode.UNSCHEDULABLE), ("QOSMinCpuNotSatisfied", WaitingCode.UNSCHEDULABLE),
+        ("QOSNotAllowed", WaitingCode.CLUSTER_RULE), ("AssocMaxWallDurationPerJobLimit", WaitingCode.CLUSTER_RULE),
+        ("QOSMaxGRESPerNode", WaitingCode.CLUSTER_RULE), ("QOSMinCpuNotSatisfied", WaitingCode.CLUSTER_RULE),
     ],
 )  # fmt: skip
 def test_slurms_reasons_become_codes(reason, code):
