@@ -35,7 +35,10 @@ def request_apply_events() -> None:
     """
     if not _is_request_due.is_set():
         _is_request_due.set()
-        threading.Timer(BURST_SECONDS, _send_apply_events).start()
+        try:
+            threading.Timer(BURST_SECONDS, _send_apply_events).start()
+        except RuntimeError:  # the process may start no more threads; beat sends the task every 15 seconds
+            _is_request_due.clear()
 
 
 def _send_apply_events() -> None:

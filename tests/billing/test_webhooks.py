@@ -139,14 +139,16 @@ class TestDelivery:
         await_timers()
         assert sent == []
 
-    def test_needs_neither_a_broker_nor_redis(self, client, monkeypatch):
+    def test_needs_neither_a_thread_nor_a_broker_nor_redis(self, client, monkeypatch):
         redis_client.client().delete(redis_client.key(tasks.APPLY_PENDING))
         for target, name, error in (
+            (threading.Timer, "start", RuntimeError),
             (tasks.apply_events, "apply_async", OperationalError),
             (redis_client.client(), "set", redis.ConnectionError),
         ):
-            monkeypatch.setattr(target, name, Mock(side_effect=error))
-            assert deliver(client, session_event(TopUpFactory())).status_code == 200
-            await_timers()
-            getattr(target, name).assert_called_once()
-        assert StripeEvent.objects.count() == 2
+            with monkeypatch.context() as patches:
+                patches.setattr(target, name, Mock(side_effect=error))
+                assert deliver(client, session_event(TopUpFactory())).status_code == 200
+                await_timers()
+                getattr(target, name).assert_called_once()
+        assert StripeEvent.objects.count() == 3
