@@ -111,7 +111,8 @@ class Rounds:
             self._is_reconnecting = False
         elif kind == "ranks_ended" and message.get("round") == self.number:
             self._note_member_ended(node)
-        elif kind == "restart_round" and message.get("round") == self.number and self._is_reconnecting:
+        elif kind == "restart_round" and message.get("round") == self.number:
+            # Even if all ranks have reconnected by now: the node that sent this did not know, and reports no failure.
             self._announce_round(self._round.restarted())
         else:
             # Messages about an earlier round are ignored, but they are about rounds, so the result is True.
