@@ -55,7 +55,7 @@ class Block(nn.Module):
         super().__init__()
         self.before_attention, self.before_perceptron = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.mix = nn.Linear(WIDTH, WIDTH)  # of the heads' results
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
@@ -113,7 +113,8 @@ def read_text():
 def batches(sequences, order, share, device, first_batch=0):
     """Yield inputs and targets of each complete batch, from `first_batch` on.
 
-    `share` is (part, parts): each batch is split into `parts` parts, and this rank gets the one numbered `part`.
+    `order` has the numbers of the sequences in the epoch's order. `share` is (part, parts): each batch is split into
+    `parts` parts, and this rank gets the part with the number `part`.
     """
     part, parts = share
     for start in range(first_batch * TOTAL_BATCH_SIZE, len(order) - TOTAL_BATCH_SIZE + 1, TOTAL_BATCH_SIZE):
@@ -153,6 +154,7 @@ def sum_over_ranks(device, *values):
 
 def save(model, optimizer, progress):
     """Write a checkpoint into a folder of this step. The last file, `.metadata`, marks it as complete."""
+    # Flat: each value is named by its parameter, so that ranks with other parts of the model can load it.
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     weights, optimizer_state = get_state_dict(model, optimizer, options=options)
     folder = CHECKPOINTS / f"step-{progress['step']:08d}"
@@ -169,7 +171,8 @@ def restore(model, optimizer):
     if folders := sorted(file.parent for file in CHECKPOINTS.glob("step-*/.metadata")):
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         weights, optimizer_state = get_state_dict(model, optimizer, options=options)
-        checkpoint = {"model": weights, "optimizer": optimizer_state, "progress": progress}  # `load` overwrites them
+        # `load` overwrites the values in this dict.
+        checkpoint = {"model": weights, "optimizer": optimizer_state, "progress": progress}
         dcp.load(checkpoint, checkpoint_id=folders[-1])
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=optimizer_state, options=options)
         progress = checkpoint["progress"]
@@ -185,7 +188,7 @@ def describe(progress):
 def compare_with_whole_model(model, step, sequences, share, device):
     """Exit unless loss and gradients of a batch equal those of the whole model in one process.
 
-    Omit this if the model is too large for one device.
+    Omit this if the model is too large for one device. `step` and `share`: see `train`.
     """
     order = torch.arange(TOTAL_BATCH_SIZE)
     whole_model = build_model().to(device)
@@ -204,7 +207,7 @@ def compare_with_whole_model(model, step, sequences, share, device):
             # reverse, FSDP before tensor; `full_tensor` alone would do it the other way round.
             gradient = gradient.redistribute(placements=[Replicate(), *gradient.placements[1:]]).full_tensor()
         difference = torch.maximum(difference, (gradient - whole_parameters[name].grad).abs().max())
-    model.zero_grad()  # `get_state_dict` in `restore` needs parameters without gradients
+    model.zero_grad()  # `restore` calls `get_state_dict`, which needs parameters without gradients
     dist.all_reduce(difference, dist.ReduceOp.MAX)
     if not difference < TOLERANCE:  # also true for NaN
         sys.exit(f"The split model differs from the whole one by {difference:.1e}.")
@@ -239,7 +242,7 @@ def train(model, step, score, share, device):
             if progress["step"] % STOP_CHECK_STEPS == 0 and sum_over_ranks(device, len(stop_signals))[0]:
                 is_stopping = True
                 break
-        # If this was the epoch's last batch, finish the epoch first: when resumed, it would have no batch left.
+        # If this was the epoch's last batch, finish the epoch first: a later attempt would find no batch left in it.
         if is_stopping and progress["batches_done"] < len(order) // TOTAL_BATCH_SIZE:
             save(model, optimizer, progress)
             break

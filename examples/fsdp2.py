@@ -1,9 +1,9 @@
 """Train a language model of bytes with FSDP2: parameters, gradients and optimizer state are sharded over all ranks.
 
-Each block's parameters are gathered just before it is used and freed afterwards, so no device ever holds the whole
-model that is trained. Try this first if a model does not fit on one device, because the model's code stays as it is. At
-the start, loss and gradients of one batch are compared with those of the whole model. The model, the training loop and
-the checkpoints are in charlm.py.
+Each block's parameters are gathered just before the block is used and freed afterwards, so no device ever holds the
+whole model that is trained. Try FSDP2 first if a model does not fit on one device, because the model's code stays as it
+is. At the start, loss and gradients of one batch are compared with those of the whole model. The model, the training
+loop and the checkpoints are in charlm.py.
 
 Order: a dataset from make_text.py, learning rate 0.003, batch size 16, 1 node or more, 1 process or more.
 """

@@ -3,8 +3,8 @@
 Inside a node, whose links are fast, DDP averages the gradients of every step. Between nodes, all parameters are
 averaged every AVERAGE_STEPS steps, and nothing is sent in between. A slow network or node therefore delays the others
 only at these steps. Unlike in asynchronous training, the result is repeatable. This is *post-local* SGD (Lin et al.,
-2020): in the first epoch, while the weights change fast, nodes average after every step. That equals DDP over all of
-them. At the end the script prints how much communication was saved. Put mnist_ddp.py, which has the network,
+2020): in the first epoch, while the weights change fast, nodes average after every step. That equals DDP over all
+nodes. At the end the script prints how much communication was saved. Put mnist_ddp.py, which has the network,
 the data, evaluation and saving, beside this file.
 
 Checkpoints, resuming and SIGTERM (exit code 143) work as in mnist_ddp.py. The checkpoint has the nodes' average.
@@ -119,7 +119,7 @@ def main():
         accuracy, loss = digits.evaluate(model, test, device)
         (train_loss,) = digits.sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         digits.report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
-        # Also after each epoch, which may have too few batches for an average within it.
+        # Stop after an epoch too, because an epoch may have too few batches for an average within it.
         if epoch < digits.EPOCHS and is_stop_requested:
             is_stopping = True
             break

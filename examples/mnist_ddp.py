@@ -1,7 +1,8 @@
 """Train a small convolutional network on digits in MNIST's file format with PyTorch DDP, on any number of nodes.
 
 The script reads everything from Trainyard's environment contract, and nothing from the command line. DATASETS_PATH and
-DATASETS name the data. EPOCHS, LR and BATCH_SIZE are the settings. BACKEND and `env://` set up the collectives. It
+DATASETS name the data. EPOCHS, LR and BATCH_SIZE are the settings. BACKEND and `env://` set up the collectives.
+The script
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, in a worker process that prefetches the next batches;
@@ -222,7 +223,7 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks(device, torch.stack(losses).mean().item() / dist.get_world_size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
-        # Also after each epoch, which may have too few batches for a check within it.
+        # Check after each epoch too, because an epoch may have too few batches for a check within it.
         if epoch < EPOCHS and must_stop():
             is_stopping = True
             break

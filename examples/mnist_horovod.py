@@ -1,7 +1,7 @@
 """Train a small convolutional network on digits in MNIST's file format with Horovod and PyTorch.
 
-The same training as mnist_ddp.py with Horovod, on any number of nodes: `hvd.init()` reads the environment, with the
-Gloo controller and with MPI, and nothing comes from the command line. It
+The training is that of mnist_ddp.py, on any number of nodes. `hvd.init()` reads the environment, both with the Gloo
+controller and with MPI. Nothing comes from the command line. The script
 
 - scales the learning rate with the number of processes, and warms it up over the first epoch;
 - reads only this rank's share of the images, in a worker process that prefetches the next batches;
@@ -206,7 +206,7 @@ def main():
         accuracy, loss = evaluate(model, test, device)
         (train_loss,) = sum_over_ranks("loss", sum(losses) / len(losses) / hvd.size())
         report_epoch(epoch, step, loss=train_loss, accuracy=accuracy)
-        # Also after each epoch, which may have too few batches for a check within it.
+        # Check after each epoch too, because an epoch may have too few batches for a check within it.
         if epoch < EPOCHS and must_stop():
             is_stopping = True
             break

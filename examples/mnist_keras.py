@@ -113,7 +113,7 @@ def main():
             loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
-    # `fit` would delete the backup at its end. A run that is killed before it has saved the model still needs it.
+    # `fit` would delete the backup at its end, but a run that is killed before it has saved the model needs the backup.
     backup = tf.keras.callbacks.BackupAndRestore(
         str(Path(os.environ["CHECKPOINT_DIR"]) / "keras"), delete_checkpoint=False
     )
@@ -121,7 +121,7 @@ def main():
     model.fit(training, validation_data=test, epochs=EPOCHS, callbacks=[backup, WarmUp(), ReportEpoch()], verbose=0)
     loss, accuracy = model.evaluate(test, verbose=0)
     with tempfile.TemporaryDirectory() as folder:
-        # All ranks must save, since this may gather variables; only rank 0's file is kept.
+        # All ranks must save, since saving may gather variables. The files of all ranks but 0 are deleted.
         model.save_weights(OUTPUT if RANK == 0 else Path(folder) / OUTPUT.name)
     if RANK == 0:
         print(f"result: test accuracy {accuracy:.4f}, loss {first_loss:.2f} -> {loss:.2f}", flush=True)

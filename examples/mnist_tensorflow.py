@@ -113,7 +113,7 @@ class Training:
             images_done=self.images_done,
             step=self.step,
         )
-        # All ranks must write, since this may gather variables; only rank 0's checkpoint is kept.
+        # All ranks must write, since writing may gather variables. The files of all ranks but 0 are deleted at exit.
         self.unused = tempfile.TemporaryDirectory()
         self.manager = tf.train.CheckpointManager(
             self.checkpoint, CHECKPOINTS if RANK == 0 else self.unused.name, max_to_keep=1
@@ -130,8 +130,8 @@ class Training:
     def save(self):
         """Write a checkpoint, and delete the one before.
 
-        The run may be killed at any moment. So the manager first writes new files, then replaces the file `checkpoint`,
-        which names the last ones, and only then deletes the older ones.
+        The run may be killed at any moment. So the manager first writes new files. Then it replaces the file
+        `checkpoint`, which names the newest files, and only then deletes the older files.
         """
         self.manager.save()
 
@@ -231,7 +231,7 @@ def main():
             break
         accuracy, loss = training.evaluate(*test)
         report_epoch(epoch, step, loss=np.mean(losses), accuracy=accuracy)
-        # Also after each epoch, which may have too few batches for a check within it.
+        # Check after each epoch too, because an epoch may have too few batches for a check within it.
         if epoch < EPOCHS and must_stop():
             is_stopping = True
             break

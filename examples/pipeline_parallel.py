@@ -1,8 +1,9 @@
-"""Train a language model of bytes as a pipeline: each rank has some of its blocks, and data passes through all ranks.
+"""Train a language model of bytes as a pipeline: each rank is a stage with some of the blocks, and passes data on.
 
 A batch is split into microbatches. While a rank works on one, the rank before it works on the next. In the 1F1B
-schedule each rank alternates between one forward and one backward pass. So it keeps the intermediate results of at most
-as many microbatches as there are ranks. Ranks send only to their neighbours, which suits slow networks between nodes.
+schedule each rank alternates between one forward and one backward pass. So a rank keeps the intermediate results of at
+most as many microbatches as there are ranks. Ranks send only to their neighbours, which suits slow networks between
+nodes.
 
 At the start, loss and gradients of one batch are compared with those of the whole model. The model, the training loop
 and the checkpoints are in charlm.py. A checkpoint can be used with another number of stages.
@@ -21,7 +22,7 @@ MICROBATCHES_PER_STAGE = 4
 
 
 def keep_stage(model, rank, stages):
-    """Remove all layers but this rank's from the model; return the numbers of its blocks."""
+    """Remove all layers but this rank's from the model; return the numbers of this rank's blocks."""
     numbers = range(rank * charlm.BLOCKS // stages, (rank + 1) * charlm.BLOCKS // stages)
     for name in list(model.blocks):
         if int(name) not in numbers:

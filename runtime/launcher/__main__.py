@@ -101,10 +101,10 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
 
     If the script runs others by `runpy`, the scripts that its arguments name are included.
     """
-    pending = [plan.script]
-    found_paths = set(pending)
-    while pending and len(found_paths) <= _MAX_MODULES:
-        source = _read_text(pending.pop(0))
+    pending_paths = [plan.script]
+    found_paths = set(pending_paths)
+    while pending_paths and len(found_paths) <= _MAX_MODULES:
+        source = _read_text(pending_paths.pop(0))
         if source is None:
             continue
         yield source
@@ -116,7 +116,7 @@ def _read_sources(plan: Plan, script_folder: str) -> Iterator[str]:
             path = os.path.join(script_folder, file_name)
             if path not in found_paths and os.path.isfile(path):
                 found_paths.add(path)
-                pending.append(path)
+                pending_paths.append(path)
 
 
 def _read_text(path: str) -> Optional[str]:

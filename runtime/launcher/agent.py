@@ -29,13 +29,13 @@ START_SECONDS = 60.0
 """How long the nodes may take to meet, unless the launch plan says otherwise. On an idle machine they take less than a
 second; a busy one may need far longer."""
 EXPLANATION_SECONDS = 1.0
-"""How long an elastic run delays the report of a failure. If a lost node caused the failure, its connection has broken
-by then."""
+"""How long an elastic run delays the report of a failure. If the loss of a node caused the failure, the connection to
+that node has broken by then, and the run goes on without the node instead."""
 ECHO_SECONDS = 5.0
 """How long to delay the report of an echo (`echoes`). The peer that failed first may report its failure only after its
 shutdown, which takes seconds."""
 WATCH_DELAY_SECONDS = 1.0
-"""How long after the start of the ranks their watch begins, so that it does not slow the start."""
+"""How long after the start of the ranks `NodeWatch` begins, so that it does not slow the start."""
 _POLL_SECONDS = 0.5
 """Maximum interval between two checks of the timers: half of a heartbeat's interval."""
 
@@ -43,8 +43,8 @@ _POLL_SECONDS = 0.5
 class Agent:
     """The node's launcher. `run` returns the node's exit code: 0 if every rank succeeded.
 
-    `launch_plan` is everything that the supervisor has sent to this launcher. `plan` is its field `plan`: what the run
-    executes, and where. `supervisor` is the connection to the supervisor.
+    `launch_plan` is the whole launch plan, and `plan` its part of the same name: what the run executes, and where.
+    `supervisor` is the connection to the supervisor. Without `warm_ranks`, every rank starts cold.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Agent:
         shells_fd = launch_plan.get("shells")
         if shells_fd is not None:
             token = launch_plan.get("shell_token", "")
-            # The selector keeps the object.
+            # No attribute is needed: the selector refers to the object.
             Shells(shells_fd, self._selector, self._worker_group, python=launch_plan["python"], token=token)
         # The node's GPUs. In a pod the launch plan names them, in a sandbox CUDA's own variable does.
         visible_devices = launch_plan["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -85,10 +85,10 @@ class Agent:
         self._is_ending = False  # the run ends, by a failure or on request: later failures are effects
         self._has_failed = False  # this node has reported a cause
         self._next_heartbeat_at = 0.0
+        self._wakeup_pipe: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
         # On nodes other than the hub.
         self._has_reported_done = False  # this node has reported to the hub that its ranks have succeeded
         self._hub_has_ended = False  # the hub has ended since this node reported that
-        self._wakeup_pipe: Tuple[int, int] = (-1, -1)  # reading and writing end of a pipe that SIGCHLD makes readable
 
     @property
     def _is_hub(self) -> bool:
@@ -97,8 +97,8 @@ class Agent:
     def run(self, listener: Optional[int], early_messages: Iterable[Message] = ()) -> int:
         """Run the node to its last rank's end; return its exit code.
 
-        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes. It is None on
-        the hub too if it could not be opened. A run of several nodes then fails once the time to meet is over.
+        `listener` is the descriptor on which the hub accepts the other launchers; None on other nodes. If the hub has
+        none because it could not be opened, a run of several nodes fails once the time to meet is over.
         `early_messages` are the supervisor's messages that came together with the launch plan.
         """
         self._selector.register(self._supervisor, EVENT_READ, self._supervisor)
@@ -109,7 +109,7 @@ class Agent:
             os.close(listener)  # a run with one node has no other launchers
         elif not self._is_hub:
             self._peers.join(self._hub_address)
-        self._give_up_at = time.monotonic() + self._start_seconds
+        self._give_up_at = time.monotonic() + self._start_seconds  # until when the nodes must have met
         for message in early_messages:
             self._handle_message(message)
         while not self._is_over():
@@ -176,7 +176,7 @@ class Agent:
         delay_seconds = EXPLANATION_SECONDS if self._plan.elastic else 0.0
         if may_be_effects and other_ranks_may_report:
             delay_seconds = ECHO_SECONDS
-        # All are reported after the shortest delay, so one that cannot be an effect does not wait for the others.
+        # All failures are reported after the shortest delay, so that none waits longer because others may be effects.
         if self._report_failures_at is None or now + delay_seconds < self._report_failures_at:
             self._report_failures_at = now + delay_seconds
         if now >= self._report_failures_at and not self._is_ending:
@@ -260,8 +260,8 @@ class Agent:
                 self._ensure_node_watch().note_cpu_work()
             self._ensure_node_watch().add_cpu_seconds(float(message["seconds"]))
         elif kind == "hub_address":
-            # The name server may first give the address of an earlier pod of the hub, so the supervisor in a pod sends
-            # each address that it finds until the nodes have met.
+            # A name server may first give the address of an earlier pod of the hub. So the supervisor in a pod sends
+            # each address that it finds, until the nodes have met.
             self._peers.join((str(message["address"]), self._hub_address[1]))
         elif kind == "abort":
             self._peers.send({"type": "abort", "cause": message.get("cause")})
@@ -367,8 +367,7 @@ class Agent:
 
     def _report_failures(self) -> List[Message]:
         """Report the failures of this node's ranks to the supervisor, and return their causes."""
-        # Read all reports that have arrived. A rank that has failed by now failed before this node ends its ranks, so
-        # its failure is a cause.
+        # Read all reports that have arrived. Until now this node has not ended its ranks, so their failures are causes.
         for rank in self._worker_group.live_ranks:
             self._worker_group.read_reports(rank)
         for process_exit in reap():
@@ -384,7 +383,7 @@ class Agent:
         return failures
 
     def _abort(self, reported_cause: Any) -> None:
-        """End the run because another node has failed; `reported_cause` is its cause, if it sent one."""
+        """End the run because another node has failed; `reported_cause` is that node's cause, if it sent one."""
         self._report_failures()
         if isinstance(reported_cause, dict):
             # `heard` marks a cause that another node reported.

@@ -24,9 +24,9 @@ def first_cause(causes: Sequence[Cause]) -> Optional[Cause]:
 
     The times of two failures are not exact. A rank may seem to fail up to a second before the failure that caused its
     error, and `runtime.launcher.echoes` may not recognize that error as an echo. If the earliest cause is not
-    `code_failed`, it comes first, because only a rank's error can be such an effect. Otherwise, among the causes within
-    a second of it, a rank killed by a signal comes first (but see `_EFFECT_SIGNALS`), then a lost node, then the
-    earliest.
+    `code_failed`, it comes first, because only a rank's error can be such an effect. Otherwise it is compared
+    with the causes of the next second: a rank killed by a signal comes first (but see `_EFFECT_SIGNALS`), then a lost
+    node, then the earliest.
     """
     # A cause that another node reported (`heard`) is left out if its own node has reported it too.
     reported_by_own_node = {

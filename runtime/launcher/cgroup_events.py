@@ -1,7 +1,7 @@
 """Counters of this container's control group: OOM kills, refused processes, memory and CPU time.
 
 Supports v1 and v2. A counter that cannot be read is 0. With v1, a group without a limit may be the whole machine's.
-Memory and CPU time are then None, since they would include those of other containers.
+Memory and CPU time are then None, since the values would include other containers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 from typing import Optional, Sequence
 
 ROOT = "/sys/fs/cgroup"
-"""The folder in which a container sees its control group; with v1, it has a folder for each controller."""
-# Files below ROOT: that of v2, then that of v1.
+"""The folder in which a container sees its control group; with v1, it has a folder for each controller. In tests, the
+parameters `root` replace it."""
+# Files below ROOT: first the name in v2, then the name in v1.
 _OOM_FILES = ("memory.events", "memory/memory.oom_control")
 _REFUSAL_FILES = ("pids.events", "pids/pids.events")
 _PROCESS_LIMIT_FILES = ("pids.max", "pids/pids.max")

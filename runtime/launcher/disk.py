@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Mapping, Name
 from .record import Record, Verdict
 
 MAX_DEPTH = 100
-"""Maximum depth of folders, since measuring keeps two descriptors open per level, in up to four folders at once, and a
-process usually has 1,024. A run with deeper folders is ended as if it had exceeded its limit."""
+"""Maximum depth of folders. Measuring keeps two descriptors open per level, in up to four folders at once. A process
+may usually open 1,024. A run with deeper folders is ended as if it had exceeded its limit."""
 RESERVE_BYTES = 256 << 20
 """A disk with less free space than this counts as full. The reserve leaves room for records and logs of other runs."""
 _MIN_ENTRY_BYTES = 4096
@@ -41,7 +41,7 @@ _PAUSE_FACTOR = 50
 """Minimum pause after a measurement, in multiples of its duration: measuring uses 2 % of a core at most."""
 _URGENT_PAUSE_FACTOR = 5
 """The minimum pause, in the same unit, while a measurement is urgent: a disk has lost more space than the run may still
-fill, and perhaps the run has filled it. A step then takes `_FIRST_STEP_SECONDS`. So folders with many files are
+add, and perhaps the run has used that space. A step then takes `_FIRST_STEP_SECONDS`. So folders with many files are
 measured within seconds, with at most a fifth of a core."""
 _BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
@@ -136,9 +136,9 @@ class DiskLimit:
     it. `available_bytes` is the disk's free space before the run, less RESERVE_BYTES; 0 or less: unknown, or the disk
     is full. The limit is `limit_bytes`, or a positive `available_bytes` that is smaller. A full disk does not lower it:
     others filled that disk, and the run must not pay for it. `open_files` yields the run's open files as paths like
-    /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, the folders are measured only before and
-    after the run. `by_quota`: the limit is the rest of the organization's storage quota. The first `platform_bytes` of
-    `run` do not count: they are for the platform's own files, if it writes such files there.
+    /proc/<pid>/fd/<number>; some may have been deleted. Without `repeats`, as on all nodes but node 0, the folders are
+    measured only before and after the run. `by_quota`: the limit is the rest of the organization's storage quota. The
+    first `platform_bytes` of `run` do not count: they are for the platform's own files, if it writes such files there.
 
     Call `measure_folders` before customer code can write, since it sets the sizes to which the run adds.
     """
@@ -161,11 +161,12 @@ class DiskLimit:
         self._folders = {name: Path(folder) for name, folder in folders.items()}
         # By the folder's name; empty between two measurements.
         self._measurements: Dict[str, _Measurement] = {}
-        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}  # each folder's size at its first measurement
+        # Each folder's size at its first measurement. `run` is empty then, and only the platform's files do not count.
+        self._initial_bytes: Dict[str, int] = {"run": platform_bytes}
         self._has_exact_initial_sizes = False  # whether all first measurements were complete before the run
         self._added_bytes: Dict[str, int] = {}  # each folder's growth from its first measurement to its last one
         self._measuring_seconds = 0.0  # how long the current measurement has taken so far
-        self._next_measurement_at = 0.0
+        self._next_measurement_at = 0.0  # monotonic
         # The pauses after the last measurement: the usual one, and the shorter one while `_is_urgent`.
         self._pause_seconds = 0.0
         self._urgent_pause_seconds = 0.0
@@ -233,7 +234,8 @@ class DiskLimit:
         self._free_at_last_start = self._free_at_current_start
         self._pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _PAUSE_FACTOR)
         self._urgent_pause_seconds = max(_MIN_PAUSE_SECONDS, self._measuring_seconds * _URGENT_PAUSE_FACTOR)
-        # The first measurement finds initial sizes, so the next begins at once: it finds what the run has added.
+        # The first measurement finds initial sizes, so the next begins at once: it finds what the run has added. A
+        # failed measurement is always followed by a pause.
         if not is_first or has_failed:
             self._next_measurement_at = now + self._pause_seconds
         return verdict
@@ -358,7 +360,7 @@ def entry_bytes(folder: Path) -> int:
         status = os.statvfs(folder)
     except OSError:
         return _MIN_ENTRY_BYTES
-    if not status.f_files:
+    if not status.f_files:  # the number of inodes is not fixed
         return _MIN_ENTRY_BYTES
     return max(_MIN_ENTRY_BYTES, status.f_blocks * status.f_frsize // status.f_files)
 
@@ -383,11 +385,11 @@ def free_bytes(folder: Path) -> Optional[int]:
 
 
 def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
-    """Yield the status of everything below the folder; None stands for contents that cannot be measured.
+    """Yield the status of everything below the folder; None stands for a folder whose contents cannot be measured.
 
-    These are folders that are too deep, and own folders of this user that cannot be read: a process may remove the
-    permission again meanwhile. Entries that are deleted meanwhile and unreadable folders of other users are left out.
-    Raises OSError if the disk cannot be read.
+    Such a folder is too deep, or it is this user's own and a process has removed its read permission again. Entries
+    that are deleted meanwhile and unreadable folders of other users are left out. Raises OSError if the disk cannot be
+    read.
     """
     # The path from `folder` to the current folder: each one's descriptor, and the entries that are left in it.
     open_folders: List[Tuple[int, Any]] = []

@@ -1,6 +1,6 @@
 """Resolve the host name of a run's first pod. The cluster's DNS may know it late, or still have an old address.
 
-A separate process asks the resolver repeatedly, so a resolver that does not answer blocks nothing.
+A separate process asks the resolver repeatedly, so a slow resolver blocks only that process.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def resolve(name: str) -> Optional[str]:
 def qualify_name(name: str) -> str:
     """Return the fully qualified name, in the search domain of the pod's namespace in the resolver's configuration.
 
-    The resolver searches for an unknown relative name in each of its domains, and finally on public servers. This takes
-    many seconds if those are unreachable.
+    The resolver searches for an unknown relative name in each of its domains, and finally on public servers. If the
+    public servers are unreachable, this search takes many seconds.
     """
     try:
         with open(_RESOLVER_CONFIG) as file:

@@ -50,7 +50,7 @@ def round_plan(plan: Plan, current_round: Round) -> Plan:
     members = current_round.members
     if not current_round.number:
         return plan._replace(original_nodes=members)
-    ports_per_round = max(1, len(plan.worker_ports))
+    ports_per_round = max(1, len(plan.worker_ports))  # one for `master_port` if workers have no ports
     ports_by_round = [
         plan.spare_ports[start : start + ports_per_round] for start in range(0, len(plan.spare_ports), ports_per_round)
     ]
@@ -72,7 +72,8 @@ def round_plan(plan: Plan, current_round: Round) -> Plan:
 def horovod_places(plan: Plan, current_round: Round) -> Dict[str, str]:
     """Return each Horovod worker's place in the round.
 
-    The result is {"<host>:<local rank>": "rank,size,local rank,local size,cross rank,cross size"}.
+    The result is {"<host>:<local rank>": "rank,size,local rank,local size,cross rank,cross size"}. Horovod calls the
+    node's number in the round cross rank, and the number of nodes cross size.
     """
     members = current_round.members
     size = len(members) * plan.workers

@@ -1,7 +1,8 @@
-"""Extract files of this package if it is an archive, as in a pod. An interpreter cannot run a script in an archive.
+"""Extract files of this package if the package is an archive, as in a pod.
 
-The run's code can write to the folder of the extracted files. Therefore only files that the code's own processes run
-are extracted. The platform's processes import from the archive, which the code cannot change.
+An interpreter cannot run a script in an archive. The run's code can write to the folder of the extracted files.
+Therefore only files that the code's own processes run are extracted. The platform's processes import from the archive,
+which the code cannot change.
 """
 
 from __future__ import annotations

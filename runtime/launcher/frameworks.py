@@ -1,6 +1,6 @@
 """The environment variables that each framework needs. Pure.
 
-They replace the framework's own launcher, such as torchrun or horovodrun.
+These variables replace the framework's own launcher, such as torchrun or horovodrun.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def pytorch_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     """Return the variables that torchrun sets in addition to the common ones, and those of the network interface.
 
     `TORCHELASTIC_USE_AGENT_STORE` is False because rank 0 itself serves the store. `TORCHELASTIC_RESTART_COUNT`
-    includes earlier attempts and rounds. `TORCHELASTIC_MAX_RESTARTS` allows one more for each node that this run can
-    lose.
+    includes earlier attempts and rounds. `TORCHELASTIC_MAX_RESTARTS` allows one more restart for each node that the run
+    can lose.
     """
     rank = str(plan.rank(local_rank))
     environment = {
@@ -102,7 +102,7 @@ def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
 def _timeout_variables(plan: Plan) -> Dict[str, str]:
     """Return Horovod's time-outs that the run sets, without the prefix HOROVOD_.
 
-    Horovod gives up on a stall only after it has warned of it, so the warning must not come later.
+    Horovod gives up on a stall only after it has warned of it, so the warning must not come later than the time-out.
     """
     values = {}
     timeout_seconds, warning_seconds = plan.collective_timeout_seconds, plan.stall_check_seconds

@@ -40,13 +40,13 @@ class RendezvousServer(ThreadingHTTPServer):
     def __init__(self, host: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), _Handler)
-        self.values: Dict[str, bytes] = {}
+        self.values: Dict[str, bytes] = {}  # by path: `/scope/key`
         self._is_serving = False
         self._changed = threading.Condition()
         self._places: Dict[str, str] = {}  # the place of each worker of the round
         self._waiting_workers: Set[str] = set()  # the workers that wait for their place
         self._meeting_count = 0  # how often all workers have asked for their places
-        self._have_all_met = False  # whether all of them have asked since the last `assign`
+        self._have_all_met = False  # whether all workers have asked since the last `assign`
 
     def server_bind(self) -> None:
         """As in `http.server`, but without the reverse lookup of the address, which may take long."""

@@ -74,12 +74,12 @@ def main() -> int:
         environment.update(dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), address))
     command = [plan["uv"], "pip", "install", "--python", sys.executable, "--target", target]
     command += ["--constraints", constraints, *plan["arguments"]]
-    code = subprocess.run(command, env=environment, check=False).returncode
+    exit_code = subprocess.run(command, env=environment, check=False).returncode
     for name in metadata_folders:  # the copies were only for uv
         shutil.rmtree(os.path.join(target, name), ignore_errors=True)
-    if code == 0:
+    if exit_code == 0:
         write_pth_loader(target)
-    return code
+    return exit_code
 
 
 def write_pth_loader(target: str) -> None:

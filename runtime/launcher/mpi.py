@@ -7,9 +7,9 @@ When the rank ends, the stub ends in the same way.
 The stub also replaces ssh. mpirun starts a daemon (`orted`, `prted`) on each other node. The stub passes the daemon's
 command to node 0's launcher, which sends it to the launcher of that node.
 
-mpirun ends because the ranks end, so its end is a cause only before it has started all ranks. The run's code can reach
-the stubs' socket, which is in the sandbox's /tmp. Through it, the code can only start processes of its own, which it
-could do anyway.
+mpirun ends because the ranks end. Its end is therefore a failure of the run only before all ranks are started. The
+run's code can reach the stubs' socket, which is in the sandbox's /tmp. Through it, the code can only start processes of
+its own, which it could do anyway.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EXTRA_CONNECTIONS = 16
 """Connections that are accepted in addition to one per rank and node. The run's code can connect as well, and the limit
 keeps it from using up the launcher's descriptors."""
 _MAX_COMMAND_LENGTH = 1 << 16
-"""Maximum characters of a daemon's command, which must fit into one line of `protocol`. Real ones are far shorter."""
+"""Maximum characters of a daemon's command, which must fit into one line of `protocol`. Real commands are shorter."""
 _SOCKET_FOLDER = "/tmp/.trainyard-mpi"  # noqa: S108 - the sandbox's own
 """The folder of the socket that the stubs connect to. Each node has its own /tmp."""
 _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
@@ -68,10 +68,10 @@ class Mpi:
         self._node = int(launch_plan["plan"]["node"])  # at submission; `Plan.node` is its number in the round
         self._listener: Optional[socket.socket] = None
         self._socket_path = ""
-        self._plan: Optional[Plan] = None
-        self._give_up_at = 0.0
+        self._plan: Optional[Plan] = None  # this round's; None before round 0
+        self._give_up_at = 0.0  # until when all ranks of this node must have started (monotonic)
         self._mpirun_pid = 0  # on node 0
-        self._mpirun_exit: Optional[Exit] = None
+        self._mpirun_exit: Optional[Exit] = None  # on node 0, once mpirun has ended in this round
         self._stubs: Dict[int, Link] = {}  # the connection of each rank's stub, by the rank's pid
         self._started_local_ranks: Set[int] = set()  # in this round
         self._start_was_refused = False  # a rank could not be started, although others of this node run
@@ -157,8 +157,8 @@ class Mpi:
         if process_exit.pid == self._mpirun_pid:
             self._mpirun_exit = process_exit
         elif process_exit.pid in self._daemons:
-            code = 1 if process_exit.exit_code is None else process_exit.exit_code  # None: ended by a signal
-            self._send({"type": "mpi", "id": self._daemons.pop(process_exit.pid), "ended": code})
+            exit_code = 1 if process_exit.exit_code is None else process_exit.exit_code  # None: ended by a signal
+            self._send({"type": "mpi", "id": self._daemons.pop(process_exit.pid), "ended": exit_code})
 
     def end_stub(self, rank: Rank) -> None:
         """Make the rank's stub end as the rank did.

@@ -38,10 +38,11 @@ def main(path: str, task: str, arguments: "List[str]") -> int:
         response += data
     process_exit = json.loads(response)
     if process_exit["signal"]:
-        number = getattr(signal, process_exit["signal"], signal.SIGKILL)  # real-time signals have no name in `signal`
-        if number != signal.SIGKILL:  # its handler cannot be set
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        # Real-time signals have no name in `signal`: the stub then ends by SIGKILL.
+        signal_number = getattr(signal, process_exit["signal"], signal.SIGKILL)
+        if signal_number != signal.SIGKILL:  # SIGKILL has no handler that could be set
+            signal.signal(signal_number, signal.SIG_DFL)
+        os.kill(os.getpid(), signal_number)
     return int(process_exit["exit_code"] or 0)
 
 

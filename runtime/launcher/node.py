@@ -40,8 +40,8 @@ outlived the launcher may keep a pipe open."""
 _OUTPUT_SECONDS = 1.0
 """Minimum interval between reports of output to the launcher. Hangs take far longer, so more reports would not help."""
 _START_NOTIFICATION_SECONDS = 0.1
-"""How long the notification of the ranks' start is delayed. A short run ends within this time and wakes readers once.
-"""
+"""How long the notification of the ranks' start is delayed. A run that ends within this time wakes the readers of its
+record only once."""
 _ABORT_SECONDS = 0.5
 """How long a launcher may take to notify the other nodes before it is killed. It needs milliseconds if it works."""
 
@@ -80,7 +80,7 @@ class Node:
         self._output = output
         self._selector = output.selector
         self._mask = Mask()  # replaces the values of the run's secrets
-        self._link: Optional[Link] = None
+        self._link: Optional[Link] = None  # to the launcher; None before its start
         self._has_reported_end = False  # the launcher has sent `ended`
         self._is_aborting = False  # the launcher was asked to end the whole run
         self._next_heartbeat_at = 0.0  # monotonic
@@ -92,11 +92,11 @@ class Node:
 
     @property
     def _has_ended(self) -> bool:
-        """Whether the launcher has ended, and with it every process of the node."""
+        """Whether the launcher has ended. In a sandbox all of the node's processes end with it."""
         return self._tree.exit is not None
 
     def _run_loop(self) -> None:
-        """Handle events until the launcher has ended. The processes that it started end with it."""
+        """Handle events until the launcher has ended."""
         while not self._has_ended:
             for key, _events in self._selector.select(self._timeout()):
                 self._handle(key.data)
@@ -105,17 +105,17 @@ class Node:
     # Starting
 
     def _start(self, ranks: Sequence[int], listener: Optional[int], launch_plan: LaunchPlan) -> None:
-        """Start the launcher and send it this plan, with the descriptors of its outputs and `listener` added.
+        """Start the launcher, and send it `launch_plan` with the descriptors of the outputs and `listener` added.
 
         `ranks` are the global ranks of this node. `listener` is the socket on which node 0 listens for the other
-        launchers; None on other nodes.
+        launchers; None on other nodes. Raises OSError.
         """
         self._output.mask = self._mask = Mask(launch_plan.get("secrets", {}).values())
         supervisor_end, launcher_end = socket.socketpair()
         # A launcher that reads nothing for so long counts as silent, so sending need not block longer.
         supervisor_end.settimeout(SILENCE_SECONDS)
-        limit = int(self._plan["log_limit_bytes"])
-        outputs = [self._output.open_rank(rank, limit) for rank in ranks]
+        limit_bytes = int(self._plan["log_limit_bytes"])
+        outputs = [self._output.open_rank(rank, limit_bytes) for rank in ranks]
         launcher_output = self._output.open_launcher(self._node)
         inherited = outputs if listener is None else [*outputs, listener]
         extra_fields = self._start_launcher(launcher_end.fileno(), launcher_output, inherited)
@@ -156,7 +156,7 @@ class Node:
         try:
             messages = link.receive()
         except ConnectionLost:
-            # The launcher is ending, and the loop ends once its process has. If it lives on, it counts as silent.
+            # The launcher is ending, and `_run_loop` returns after it. If its process lives on, it counts as silent.
             self._selector.unregister(link)
             return
         self._limits.note_message()
@@ -274,7 +274,7 @@ class Node:
                 self._record.note_change()
 
     def _report_output(self, now: float) -> None:
-        """Report output to the launcher as progress. The launcher cannot see it: ranks write it to the supervisor."""
+        """Report output to the launcher as progress. The launcher sees none, because ranks write to the supervisor."""
         if self._unreported_output_at is None or now - self._output_reported_at < _OUTPUT_SECONDS:
             return
         self._record.note_progress(self._unreported_output_at)

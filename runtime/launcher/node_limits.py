@@ -18,7 +18,8 @@ from .cgroup_events import EventCounter
 from .record import Record, Verdict
 
 SILENCE_SECONDS = 12.0
-"""How long a launcher may send no message. It sends a heartbeat every second, and under load ten may be late."""
+"""How long a launcher may send no message. It sends a heartbeat every second, and under load ten may be late. A message
+to another launcher may block it for 10 s (`rendezvous.peers.SILENCE_SECONDS`)."""
 KILL_MARGIN_SECONDS = 0.25
 """SIGKILL is sent this long before the deadline, so that no process is left at the deadline. The kernel ends killed
 processes within milliseconds, unless they release much memory."""
@@ -43,6 +44,7 @@ class NodePlan(TypedDict, total=False):
     log_limit_bytes: int
     """The limit of each rank's log."""
     memory_bytes: int
+    """How much memory the node's processes may use together."""
     disk_bytes: int
     """The disk limit: how much the run may add to its folders."""
     disk_by_quota: bool
@@ -119,7 +121,7 @@ class NodeLimits:
         return now - self._last_message_at > SILENCE_SECONDS
 
     def kill_by(self, at: float) -> None:
-        """Set `kill_at` to this time, unless it is earlier already."""
+        """Set `kill_at` to this time, unless `kill_at` is earlier already."""
         if self.kill_at is None or at < self.kill_at:
             self.kill_at = at
 

@@ -5,8 +5,8 @@
 JupyterLab ends after IDLE_SECONDS without activity. In a pod it listens on PORT of 127.0.0.1 instead of the socket,
 because a Unix socket on shared storage cannot be reached from another machine.
 
-JupyterLab asks for no token. Only processes in the run's sandbox or pod can connect to it, and so can the console on
-behalf of the organization's members. The console also checks the origin of each request and removes cookies. Without
+JupyterLab asks for no token, because only two can connect to it: processes in the run's sandbox or pod, and the console
+on behalf of the organization's members. The console also checks the origin of each request and removes cookies. Without
 cookies, JupyterLab's own check of a cookie against a form field (XSRF) cannot work, so it is off.
 """
 

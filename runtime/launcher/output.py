@@ -23,7 +23,7 @@ class Output:
     def __init__(self, selector: selectors.BaseSelector, folder: Path) -> None:
         self.selector = selector
         self._folder = folder
-        self.ranks: Dict[int, RankLog] = {}
+        self.ranks: Dict[int, RankLog] = {}  # the ranks' logs, by global rank at submission
         self._launcher: Optional[RankLog] = None
         self._paused_logs: List[RankLog] = []  # each has `paused_until`, and returns to the selector then
         self.mask = Mask()

@@ -12,7 +12,7 @@ from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 
 class Exit(NamedTuple):
-    """How a process ended: an exit code, or the name of a signal; the other is None or empty."""
+    """How a process ended: by an exit code, with "" as `signal`, or by a named signal, with None as `exit_code`."""
 
     pid: int
     exit_code: Optional[int]

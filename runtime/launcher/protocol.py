@@ -12,8 +12,7 @@ Launcher to supervisor:
 
     heartbeat                                 at least every second
     starting                                  the first rank is about to start
-    running  pids {pid: rank}, round          ranks have (re)started; the round is 0 at first and rises when a node is
-                                              lost
+    running  pids {pid: rank}, round          ranks have started, or started again in a new round; the first round is 0
     rank_ended  rank, exit_code, signal,      a rank's process has ended. `aborted_late`: it aborted after its script
                 aborted_late, round           had returned, and counts as successful
     cause    cause {kind, code, at, node, rank?, exit_code?, signal?, message?, data?, echo?, heard?}; see `new_cause`.
@@ -30,8 +29,8 @@ Supervisor to launcher, after the launch plan (`topology.LaunchPlan`):
 
     end                                       send SIGTERM to every rank; later failures are no causes
     abort    cause                            end the whole run at once: this node exceeded a limit and is about to be
-                                              killed. Otherwise the others would take it for a lost node. The answer is
-                                              `ended`, once the message to the other nodes is sent
+                                              killed. Without this message, the other nodes would take it for lost. The
+                                              answer is `ended`, once the launcher has sent `abort` to them
     output                                    ranks have written output; at most once a second
     hub_address  address                      in a pod: node 0's current address, until the nodes have met
     cpu_use  is_working, seconds              while the launcher reports no progress, at most once a second: whether the
@@ -40,25 +39,25 @@ Supervisor to launcher, after the launch plan (`topology.LaunchPlan`):
 Launcher to launcher (node 0 is the hub; the others are connected only to it):
 
     hello    token, node, nonce, address      first message of a node, with its own address
-    welcome  proof                            first message of the hub: HMAC of the nonce with the token. Without it
-                                              a node ignores the connection and looks for the hub again
+    welcome  proof                            first message of the hub: HMAC of the nonce with the token. Without a
+                                              valid proof, a node closes the connection and looks for the hub again
     heartbeat                                 at least every second
     start    round, rendezvous_port,          from the hub: start the ranks; `addresses` are those of the hellos
              addresses
     done                                      to the hub: every rank of this node has succeeded
     abort    cause?                           to all: the run has failed; end the ranks
-    round    round, members, soft             from the hub: a node was lost, and these continue. Hard: end the ranks,
-                                              then send `ranks_ended`. Soft (Horovod): leave them running, they
+    round    round, members, soft             from the hub: a new round of the nodes `members` begins. Hard: end the
+                                              ranks, then send `ranks_ended`. Soft (Horovod): leave them running, they
                                               reconnect
     ranks_ended  round                        to the hub: no rank of the previous round runs on this node
     reconnected  round                        from the hub: the ranks of a soft round have reconnected
-    restart_round  round                      to the hub: a rank ended in a soft round; make it a hard one
+    restart_round  round                      to the hub: a rank ended in a soft round; begin a hard one instead
     progress round, and the fields of         to the hub: how long this node has shown no sign of progress
              `telemetry.hang_detector.NodeProgress`
     inspect  round                            from the hub: report what the ranks are doing
     rank_states  states {rank: state}, round  to the hub, in answer; see `telemetry.hang_detector.RankState`
     capture_stacks  round                     from the hub: the run hangs; capture stacks for the supervisor
-    stacks_captured  round                    to the hub: they were captured
+    stacks_captured  round                    to the hub: the stacks of this node were captured
     mpi      (fields: `mpi`)                  start an MPI daemon, or report its end
 """
 

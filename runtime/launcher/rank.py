@@ -2,8 +2,8 @@
 
 When the script's last line has returned, this module reports `finished` to the launcher. When an exception leaves the
 script, it reports `raised`, with the exception and its place. Then it shows the exception with the customer's frames
-only. Both reports precede the interpreter's shutdown. During shutdown gloo may abort although the script succeeded, and
-the peers of a failing rank may fail before that rank has ended.
+only. Both reports precede the interpreter's shutdown, for two reasons: gloo may abort during the shutdown although the
+script succeeded, and the peers of a failing rank may fail before that rank has ended.
 
 On STACK_SIGNAL from the launcher, the stacks of all threads are written to the pipe of these reports. When the script
 imports a framework, `step_timer` begins to count its steps.
@@ -28,6 +28,7 @@ from which the platform's frames cannot be removed."""
 IMAGE_LINKS = "/opt/trainyard/images"
 """The folder of links to the image and its interpreter, in a sandbox. Elsewhere there is none."""
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
+# The files whose frames are the platform's, not the customer's.
 _PLATFORM_FILES = (os.path.join(_FOLDER, "rank.py"), os.path.join(_FOLDER, "warm", "forkserver.py"))
 _MAX_REPORT_BYTES = 4000
 """Maximum bytes of a report. A write of up to 4096 bytes to a pipe is atomic, so stacks cannot be mixed into it."""
@@ -41,7 +42,8 @@ _MAX_NAME_BYTES = 120
 _MAX_CHAIN_LENGTH = 4
 """Maximum number of exceptions of a chain that are reported: the first ones and the last."""
 STACK_SIGNAL = 50
-"""A real-time signal that no known library uses. It kills a process that does not handle it: see `telemetry.stacks`."""
+"""A real-time signal that no known library uses. A process that does not handle it is killed: see `telemetry.stacks`.
+"""
 # Modules whose import starts the counting of steps; `step_timer` has a function for each.
 _COUNTED_MODULES = frozenset(
     (
@@ -153,7 +155,7 @@ def _text(error: BaseException) -> str:
 
 
 def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
-    """Return the text; of a long one, only this much of its beginning and of its end."""
+    """Return the text. If it is longer than both together, return its first `start_bytes` and last `end_bytes`."""
     data = text.encode("utf-8", "replace")
     if len(data) <= start_bytes + end_bytes:
         return data.decode()
@@ -163,8 +165,8 @@ def _shorten(text: str, start_bytes: int, end_bytes: int = 0) -> str:
 def _find_place(error: BaseException) -> "List[str]":
     """Return the file, line and function of the innermost frame that is neither the platform's nor a library's.
 
-    Of a SyntaxError in the customer's code, return its file and line: the code did not run, so no frame shows them. It
-    may also be about a text that the code parses, such as a template, which is no `.py` file.
+    Of a SyntaxError in the customer's code, return the error's file and line: the code did not run, so no frame shows
+    them. If the error is in a text that the code parses, such as a template (no `.py` file), the frame counts.
     """
     place = ["", "", ""]
     trace = error.__traceback__
@@ -283,7 +285,7 @@ def _remove_platform_lines(text: str) -> str:
 
 
 def find_displayed_paths() -> "List[Tuple[str, str]]":
-    """Return what to show customers in place of paths of the host: pairs of such a path and its link in IMAGE_LINKS."""
+    """Return pairs of a path of the host and the link in IMAGE_LINKS that customers see in place of the path."""
     try:
         with os.scandir(IMAGE_LINKS) as entries:
             links = [entry.path for entry in entries if entry.is_symlink()]

@@ -65,7 +65,7 @@ class RankLog:
         self._file = -1
         self._times = LogTimes(path)
         self._dev_null = -1  # the descriptor of /dev/null, once output is discarded
-        self._pumped_at = 0.0
+        self._pumped_at = 0.0  # when `pump` was last called (monotonic)
         self.paused_until: Optional[float] = None
         try:
             self._file = open_file(path, os.O_CREAT | os.O_APPEND)

@@ -47,9 +47,10 @@ class Verdict(NamedTuple):
 class Record:
     """The record of one node. Change `data` by the methods below, or call `save` after a change.
 
-    `pod.main` documents the fields of `data`. `folder` is the run's, `address` the node's. `first_fields` are fields
-    that only this backend has; they come first for people who read the file. `encode` converts the data to bytes. Each
-    write to `change_file`, if there is one, wakes the readers: processes of the console, which watch that file.
+    `pod.main` documents the fields of `data`. `folder` is the run's, `address` the node's. `first_fields` are further
+    fields, which not every backend has; they come first for people who read the file. `encode` converts the data to
+    bytes. Each write to `change_file`, if there is one, wakes the readers: processes of the console, which watch that
+    file.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Record:
         self._samples_free_bytes = SAMPLES_LIMIT_BYTES
         self._has_changed = False  # since the last notification
         self._next_notification_at = 0.0  # the earliest time of the next one (monotonic)
-        self._is_unsaved = False  # since the last write
+        self._is_unsaved = False  # `data` has changed since it was last written
         self.node = node
         self.data: Dict[str, Any] = {
             **(first_fields or {}),
@@ -133,7 +134,8 @@ class Record:
 
     def note_checkpoint(self, at: float) -> None:
         """Note the modification time of the newest checkpoint file (Unix seconds; 0: there is none)."""
-        if at > time.time():  # the code can set any modification time
+        # The code can set any modification time. One in the future counts as the last valid one, or else as now.
+        if at > time.time():
             at = self.data["checkpoint_at"] or time.time()
         if at and at != self.data["checkpoint_at"]:
             self.data["checkpoint_at"] = at
@@ -176,13 +178,13 @@ class Record:
                 self._write_into_reserved()
             if not self._is_unsaved:
                 break
-            self.heartbeat()  # else this supervisor would count as frozen meanwhile
+            self.heartbeat()  # without it, this supervisor would count as frozen
         with contextlib.suppress(OSError):
             os.unlink(self._reserved_path)
         self.notify()
 
     def add_sample(self, sample: Dict[str, Any]) -> None:
-        """Append a sample, up to the limit of the file. If that fails, the console's charts lack it."""
+        """Append a sample, up to the limit of the file. A sample that cannot be written is missing in the charts."""
         line = json.dumps({name: value for name, value in sample.items() if name != "type"}).encode() + b"\n"
         self._samples_free_bytes -= len(line)
         if self._samples_free_bytes < 0:
@@ -257,7 +259,10 @@ def _as_json(data: Dict[str, Any]) -> bytes:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file for writing without following a link or waiting for a pipe's reader. Raises OSError."""
+    """Open a file for writing without following a link or waiting for a pipe's reader. Raises OSError.
+
+    The group may write to a new file too, since a pod's storage is shared by its group.
+    """
     return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | flags, 0o660)
 
 

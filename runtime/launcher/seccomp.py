@@ -4,17 +4,17 @@ The sandbox decides which files and processes a run can see. The filter refuses 
 sandbox. Code in a sandbox runs as the console's user (root, if root runs the console). Runs and the console therefore
 share every resource that the kernel counts or locks per user. The filter refuses:
 
-    leases     A run may take a lease on a file that it can only read. The lease would block all others that open the
-               file, for 45 seconds each time.
+    leases     Linux grants a lease even on a file that the run can only read. The lease would block all others that
+               open the file, for 45 seconds each time.
     keyrings   They belong to the user, so one run could read another run's keys.
     inotify    Instances are limited per user (128 by default), and the console needs some.
     namespaces In its own user namespace, code is root, and can reach most of the kernel's past bugs.
     sockets    Some families ignore network namespaces (vsock). Training needs few families.
     others     Calls for administrators, and io_uring, which bypasses this filter.
 
-A second part protects the launcher, which runs as the same user. Code cannot send it signals, or set its resource
-limits, priority or scheduling class. Pods get only this part (`pod_filter`), since a container runtime has a filter of
-its own. They are also refused vsock sockets, which the filters of older runtimes allow.
+A second part of the filter protects the launcher, which runs as the same user. Code cannot send it signals, or set its
+resource limits, priority or scheduling class. Pods get only this part (`pod_filter`), since a container runtime has a
+filter of its own. They are also refused vsock sockets, which the filters of older runtimes allow.
 
 The filter refuses no call that training needs; Docker's default filter refuses more calls. If libraries have a fallback
 for a refused call, the call fails with the error that makes them use the fallback, such as ENOSYS.
@@ -136,7 +136,7 @@ class _Condition(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A call to refuse with this error if all conditions are met, by its numbers (0: does not exist)."""
+    """A call to refuse with `error` if all conditions are met. It has a number per architecture (0: no such call)."""
 
     name: str
     x86_64: int
@@ -146,7 +146,7 @@ class _Rule(NamedTuple):
 
 
 def _equals(position: int, value: int) -> _Condition:
-    # The low 32 bits stand for negative numbers too, such as a process group in `kill`.
+    # A negative number, such as a process group in `kill`, is compared as the same 32 bits without a sign.
     return _Condition(position, _EQUALS, value & 0xFFFFFFFF, must_hold=True)
 
 
@@ -179,7 +179,7 @@ def sandbox_filter(machine: str = "") -> Optional[bytes]:
 
 
 def pod_filter(protected_pids: Sequence[int], machine: str = "") -> Optional[bytes]:
-    """Return a pod's filter; None on an unknown architecture. It protects these pids and refuses vsock sockets."""
+    """Return a filter that protects these pids and refuses vsock sockets; None on an unknown architecture."""
     vsock = _Rule("socket", 41, 198, errno.EAFNOSUPPORT, (_equals(0, _AF_VSOCK),))
     return _build_filter(machine, [vsock, *_protection_rules(protected_pids)])
 
@@ -214,8 +214,8 @@ def _protection_rules(pids: Sequence[int]) -> List[_Rule]:
                 conditions = (_equals(position, pid), _differs(signal_position, 0))
                 rules.append(_Rule(name, x86_64, aarch64, errno.EPERM, conditions))
         if pid != 1:
-            # Signals to the process's group (-pid) and to all processes (-1) would reach it, so they are refused. They
-            # do not reach the first process of a namespace (pid 1), since the kernel exempts it.
+            # Signals to the process's group (-pid) and to all processes (-1) would reach it, so they are refused. The
+            # kernel exempts the first process of a namespace (pid 1) from such signals.
             rules += [_Rule("kill", 62, 129, errno.EPERM, (_equals(0, group), _differs(1, 0))) for group in (-pid, -1)]
         rules += [
             _Rule("fcntl", 72, 25, errno.EPERM, (_equals(1, _F_SETOWN), _equals(2, owner))) for owner in (pid, -pid)
@@ -256,7 +256,7 @@ def _rule_instructions(number: int, error: int, conditions: Sequence[_Condition]
     skipped = 2 * len(conditions) + 1
     instructions = [(_EQUALS, 0, skipped + (1 if conditions else 0), number)]
     for condition in conditions:
-        skipped -= 2  # from the comparison to the last load
+        skipped -= 2  # if this condition is not met, everything up to the last load is skipped
         instructions.append((_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * condition.position))
         jumps = (0, skipped) if condition.must_hold else (skipped, 0)
         instructions.append((condition.comparison, *jumps, condition.value))

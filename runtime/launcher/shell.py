@@ -103,7 +103,7 @@ def pump(connection_fd: int, terminal_fd: int, pid: int) -> None:
         reads_connection, reads_terminal = not to_terminal, not to_connection
         poll = select.poll()
         poll.register(connection_fd, _poll_mask(reads_connection, to_connection))
-        # With an empty mask too, poll(2) reports at once that a terminal hung up.
+        # poll(2) returns at once for a terminal that hung up, even with an empty mask. So register it only for use.
         if reads_terminal or (to_terminal and not has_ended):
             poll.register(terminal_fd, _poll_mask(reads_terminal, to_terminal))
         # After the shell's end, a terminal without output shows that nothing is left to send.

@@ -1,7 +1,7 @@
 """Access to the shells of a pod: the port on which its launcher listens, and the token that connections send first.
 
-Only the console can compute the token, from the key that signs the run's records. Without a token, a server of the run
-that opens connections for its own clients could be made to connect to this port and type into a shell.
+Only the console can compute the token, from the key that signs the run's records. Without a token, if the run serves a
+proxy, the proxy's clients could make it connect to this port, and type into a shell.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import hmac
 
 _FIRST_PORT = 28000
-"""The port of node 0's shells. The ports of the other nodes follow it. They are below the ports that Linux gives to
-connections, and the frameworks do not use them."""
+"""The port of node 0's shells. The ports of the other nodes follow it. All are below the ports that Linux gives to
+outgoing connections, and the frameworks do not use them."""
 
 
 def port_of(node: int) -> int:

@@ -27,7 +27,8 @@ CONTRACT_VARIABLES = (
 )
 """The variables of the environment contract that are checked: what scripts need most. They are never empty."""
 MAX_COUNTED_FILES = 100_000
-"""After so many files of a dataset, counting stops at the end of their folder. Counting more could take minutes."""
+"""After so many files of a dataset, counting stops once the folder of the last one is done. Counting more could take
+minutes."""
 ALL_REDUCE_ELEMENTS = 1 << 20
 """Numbers that the timed all-reduce sums: 4 MiB of 32-bit floats, about the size of one of DDP's buckets."""
 ALL_REDUCE_REPETITIONS = 5
@@ -289,7 +290,8 @@ def main() -> int:
     """Run every check; return 1 if one failed on this rank."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     report = Report(os.path.join(os.environ["RUN_DIR"], "check"), rank, int(os.environ["NODE_RANK"]))
-    # The checks run where a customer's script would. The launcher has started this script in its own folder instead.
+    # The checks run in the workspace, like a customer's script. This script was started in its own folder, which is the
+    # launcher's.
     os.chdir(os.environ["WORKSPACE"])
     # `dict` as `describe`: what these checks return is the finding's data already.
     report.run("environment", check_environment, dict)

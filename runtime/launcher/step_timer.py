@@ -4,8 +4,8 @@
 blocking collective adds to a few numbers in a small file in memory. The launcher created the file and reads it. Nothing
 is sent and nothing waits, so a crash loses nothing and a slow launcher delays nothing. The file counts:
 
-    steps     Calls of `step()` of one optimizer (`Recorder` chooses which), by PyTorch's hook for all optimizers,
-              Horovod's included. Not available for TensorFlow, which steps inside a compiled graph.
+    steps     Calls of `step()` of one optimizer, which `Recorder` chooses. PyTorch's hook for all optimizers reports
+              them, also for Horovod's optimizers. Not available for TensorFlow, which steps inside a compiled graph.
     time      From the end of one step to the end of the next, including everything in between.
     communication
               PyTorch: blocking calls of `torch.distributed`, and `wait()` after its asynchronous calls; with DDP, the
@@ -221,7 +221,7 @@ class Recorder:
 
 
 def _is_nested() -> bool:
-    """Whether this step is part of another one: Horovod's optimizers step by their base class's step."""
+    """Whether this step is part of another one: the `step` of Horovod's optimizers calls that of their base class."""
     # 0 is this function, 1 `note_step`, 2 torch's wrapper. All `step()`s share the wrapper's code, so this step is
     # nested if a caller has the same code.
     frame = sys._getframe(2)  # noqa: SLF001 - the public `inspect` is far slower, and this runs at every step

@@ -29,11 +29,12 @@ class LaunchPlan(TypedDict, total=False):
     control_port: int
     """The port on which the launcher of node 0 listens for the others."""
     listener: Optional[int]
-    """Descriptor of the socket that listens there; None on every other node, or if the supervisor could not open it."""
+    """On node 0, the descriptor of the socket that listens on `control_port`; None if the supervisor could not open it.
+    None on every other node."""
     shells: Optional[int]
     """Descriptor of the socket on which the launcher starts shells (`shells`); None where there are none."""
     shell_token: str
-    """What each connection to that socket must send first; if absent, nothing."""
+    """What each connection to the socket of `shells` must send first; if absent, nothing."""
     outputs: List[int]
     """A descriptor for the output of each local rank."""
     warm: Optional[int]
@@ -89,7 +90,7 @@ class Plan(NamedTuple):
     workspace: str
     run_dir: str
     checkpoint_dir: str
-    restart_count: int  # earlier attempts and rounds
+    restart_count: int  # the number of earlier attempts and rounds
     omp_threads: int  # OMP_NUM_THREADS of each rank
     interface: str  # the network interface for collectives; if empty, the framework chooses
     worker_ports: List[int]  # for TensorFlow, a free port for each global rank; else empty
@@ -103,7 +104,7 @@ class Plan(NamedTuple):
     original_nodes: Sequence[int] = ()  # the nodes that take part in the round, by their numbers at submission
     hang_seconds: int = 0
     cpus: float = 0.0  # cores of one node; 0: not known
-    own_network: bool = False  # whether this node's network namespace carries only its own traffic
+    own_network: bool = False  # whether this node's network namespace carries no other node's traffic
     traceparent: str = ""
     local_rank_argument: str = "auto"
     models: Sequence[str] = ()

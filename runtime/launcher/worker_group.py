@@ -33,16 +33,16 @@ connects too early is refused, and retries only after about half a second."""
 _READ_BYTES = 1 << 16
 """The default size of a pipe, so one read returns everything that an ended rank has reported."""
 _FAILURE_FIELDS = 5
-"""How many fields of a rank's report describe the exception itself. Those of its chain of causes follow: see `rank.py`,
-which sends the report."""
+"""How many fields of a rank's report describe the exception itself. The fields of its chain of causes follow: see
+`rank.py`, which sends the report."""
 
 
 class ScriptFailure(NamedTuple):
     """The reason why a rank's script ended, as the rank reported it.
 
-    `exception` is the name of the exception's type ("": unknown), followed by its text and its place. `exit_code` is
-    what the process will end with, unless a signal or a handler of the script changes it. `echo`: the exception only
-    follows from the end of another rank (`echoes`).
+    `exception` is the name of the exception's type ("": unknown, or a SystemExit), followed by its text and its place.
+    `exit_code` is what the process will end with, unless a signal or a handler of the script changes it. `echo`: the
+    exception only follows from the end of another rank (`echoes`).
     """
 
     exception: str = ""
@@ -57,8 +57,9 @@ class ScriptFailure(NamedTuple):
 class Rank:
     """One rank's process, from its start to its end.
 
-    `report_fd` is the descriptor of the pipe that it reports through (-1: closed). `on_report_data`, if set, receives
-    the same data. `counts_fd` is the descriptor of its step counts (-1: none), see `step_timer`.
+    `report_fd` is the descriptor of the pipe that it reports through (-1: closed). `on_report_data`, if set, is called
+    with `rank_id` and all data from this pipe. `counts_fd` is the descriptor of its step counts (-1: none), see
+    `step_timer`.
     """
 
     def __init__(self, rank_id: int, pid: int, report_fd: int, counts_fd: int = -1) -> None:
@@ -67,7 +68,7 @@ class Rank:
         self.report_fd = report_fd
         self.counts_fd = counts_fd
         self.on_report_data: Optional[Callable[[int, bytes], None]] = None
-        self.exit: Optional[Exit] = None
+        self.exit: Optional[Exit] = None  # how the process ended; None while it runs
         self.script_returned = False  # the script has returned from its last line
         self.script_failed_at: Optional[float] = None  # by the rank's report, in Unix seconds
         self.failure_reported_at: Optional[float] = None  # when that report arrived (monotonic)
@@ -86,7 +87,7 @@ class Rank:
         if self.on_report_data is not None:
             self.on_report_data(self.rank_id, data)
         *lines, partial_line = (self._partial_line + data).split(b"\n")
-        self._partial_line = partial_line[-_READ_BYTES:]
+        self._partial_line = partial_line[-_READ_BYTES:]  # limited, since code may write without a newline
         for line in lines:
             report, *fields = line.split(b"\t")
             kind, _, time_text = report.partition(b" ")
@@ -163,8 +164,8 @@ def _make_printable(data: bytes) -> str:
 class WorkerGroup:
     """The ranks of this node.
 
-    `launch_plan` is everything that the supervisor has sent to this launcher. `plan` is its field `plan`: what the run
-    executes, and where. It is the plan at submission; each round passes its own to `start`.
+    `launch_plan` is the whole launch plan, and `plan` its part of the same name: what the run executes, and where, as
+    of its submission. Each round passes its own `Plan` to `start`.
     """
 
     def __init__(self, selector: BaseSelector, plan: Plan, launch_plan: LaunchPlan, warm_ranks: WarmRanks) -> None:

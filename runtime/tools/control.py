@@ -1,8 +1,8 @@
 """Ask the owner of the tools for a session, and find a session by its key.
 
 A session is one running tool. It has a folder of its own, named by its key, below the owner's folder `root`. Only the
-console's user can enter that folder, and no sandbox sees it. It holds the socket that the tool listens on, and a record
-of the user for whom the tool runs. The console checks this record at each request.
+console's user can enter the session's folder, and no sandbox sees it. The folder holds the socket that the tool listens
+on, and a record of the user for whom the tool runs. The console checks this record at each request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SOCKET = "s"
-"""The tool's socket in its session's folder. This name and that of the folder are short, since the address of a Unix
+"""The tool's socket in its session's folder. This name, SESSIONS_FOLDER and keys are short, since the address of a Unix
 socket has at most 107 bytes."""
 CONTROL_SOCKET = "tools.sock"
 """The owner's socket in `root`."""
@@ -101,7 +101,7 @@ def has_owner(root: Path) -> bool:
 def start(root: Path, request: SessionRequest) -> str:
     """Have the owner start a session; return its key. Raises ToolsUnavailable, TooManySessions.
 
-    If the same user already has a session with the same logs, return that one.
+    If the same user already has a session with the same logs, return the key of that session.
     """
     try:
         with _connect(root) as connection, connection.makefile("rwb") as stream:

@@ -40,11 +40,11 @@ VIEW_TARGET = "/view"
 MAX_PROCESSES = 128
 """Processes and threads that a tool may have; TensorBoard needs about 20."""
 MAX_FILE_BYTES = 64 * 1024**2
-"""The largest file that a tool may write. It can write only to its own /tmp and /dev/shm, which take up its memory."""
+"""The largest file that a tool may write. A tool can write only to its own /tmp and /dev/shm, which use its memory."""
 _BACKLOG = 64
 """Connections that may wait while the tool starts: a browser opens several at once."""
 _MAX_REQUEST_BYTES = 1 << 20
-"""Maximum length of a request that is read. It lists folders of logs, in far fewer bytes."""
+"""Maximum length of a request that is read. A request lists folders of logs, in far fewer bytes."""
 _HANDLER_SECONDS = 5.0
 """How long a client may take to send its request. The owner handles one request at a time, so others wait."""
 _END_SECONDS = 5.0
@@ -72,7 +72,7 @@ class Limits:
 
 @dataclass
 class _RunningSession:
-    """A session whose tool has been started. `folder` is the session's own."""
+    """What the owner keeps of a session. `folder` is the session's own, and `process` is bubblewrap with the tool."""
 
     request: SessionRequest
     folder: Path
@@ -80,8 +80,9 @@ class _RunningSession:
 
 
 class Owner:
-    """The sessions below `root`. Call `serve` in a thread that lasts: `--die-with-parent` ends a tool with that thread.
+    """The sessions below `root`.
 
+    Call `serve` in a thread that lasts: bubblewrap's `--die-with-parent` ends a tool with the thread that started it.
     `url_path` returns the path of a session's URL, by the session's key.
     """
 
@@ -220,6 +221,7 @@ class Owner:
             for descriptor in (bubblewrap_info_fd, *seccomp_fds):
                 os.close(descriptor)
         try:
+            # `prepare` cannot set the limit of processes: it must count the sandbox's processes, not the user's.
             if init_pid := read_init_pid(info_fd):
                 resource_limits.limit_processes(init_pid, limits)
         except BaseException:
@@ -231,7 +233,7 @@ class Owner:
     def _end(self, key: str) -> None:
         session = self._sessions.pop(key)
         session.process.kill()  # the sandbox dies with bubblewrap
-        with contextlib.suppress(subprocess.TimeoutExpired):  # Python reaps it when it starts the next tool
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Python then reaps it before it starts the next process
             session.process.wait(_END_SECONDS)
         _remove(session.folder)
 

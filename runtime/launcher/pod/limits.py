@@ -59,7 +59,7 @@ class PodLimits(NodeLimits):
             )
 
     def measure_folders(self) -> None:
-        """Measure what the run's folders contain before it; may take seconds. Call this before the launcher starts."""
+        """Measure what the folders contain before the run; may take seconds. Call this before the launcher starts."""
         if self._disk is not None:
             self._disk.measure_folders()
 
@@ -112,7 +112,8 @@ class PodLimits(NodeLimits):
     def explain_exit(self, launcher_exit: Exit) -> Verdict:
         """Return why the launcher ended without reporting its end."""
         self._count_kernel_events(time.monotonic())
-        # An OOM kill of any age explains SIGKILL: otherwise only the code could have sent it, and both are charged.
+        # An OOM kill of any age explains SIGKILL. Without one, only the code can have sent it. The customer pays in
+        # both cases.
         if launcher_exit.signal == "SIGKILL" and self._oom_counter.increased_at is not None:
             return self.out_of_memory_verdict(rank=None)
         if self.code_has_started:

@@ -141,7 +141,7 @@ class LogMux:
             else:
                 self._selector.unregister(self._descriptor)
         except OSError:
-            return  # stdout is a file: a selector cannot wait for it, and writing to it never has to
+            return  # stdout is a file: a selector cannot wait for it, and need not, since writing to it never blocks
         self._is_registered = is_registered
 
 

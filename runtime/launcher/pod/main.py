@@ -49,17 +49,17 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
     packages            folder of packages in addition to the image's, or ""
     plan                the fields of `runtime.launcher.topology.Plan` except `node` and `addresses`
 
-It writes the same files to the run's folder as a local run: `logs/rank-<rank>.log`, `logs/node-<node>.log` (the
+The run's folder gets the same files as a local run's: `logs/rank-<rank>.log`, `logs/node-<node>.log` (the
 launcher's output), `logs/stacks-<rank>.txt`, `nodes/<node>.samples.jsonl`, and the signed `nodes/<node>.json`. The
-modification time of the last one is the heartbeat. It also writes the ranks' output to stdout (`log_mux`), in case the
+modification time of the last one is the heartbeat. The ranks' output also goes to stdout (`log_mux`), in case the
 console cannot see the storage.
 
-Fields of the record, in this order. Its last version, cut to 4096 bytes, is the termination message:
+Fields of the record, in this order. The last record, cut to 4096 bytes, is the termination message:
 
     run, node
     phase               starting, running, stopping, ended. Trust only `ended`: code can put back an older record
     address             the pod's IP
-    started_at          when this node's ranks were started, by its clock; null: no customer code ever ran here
+    started_at          when all ranks of this node had started, by its clock; null: they never had
     finished_at         when no process of the run was left here
     exit_code           0: every rank succeeded
     detail              sentences that explain, but are no cause

@@ -164,7 +164,7 @@ class PodNode(Node):
         if listener is None:
             self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherit_fds)
             return {"start_seconds": self._limits.begin_start_wait()}
-        with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
+        with listener:  # only the launcher keeps it open, so nobody can connect after the launcher's end
             inherited = [*inherit_fds, listener.fileno()]
             self._tree.start(launch_plan_fd, self._environment, output_fd=output_fd, inherit_fds=inherited)
             token = token_of(self._pod.record_key, run_name=self._plan["run"], node=self._node)
@@ -246,7 +246,7 @@ class PodNode(Node):
     def _read_stop_request(self) -> None:
         """Handle a request in the run's folder to end sooner.
 
-        The kubelet cannot be used for it, because it sends SIGTERM only once.
+        The kubelet cannot pass on such a request, because it sends SIGTERM only once.
         """
         try:
             descriptor = os.open(self._folder / "nodes" / STOP_FILE, _UNTRUSTED_FILE_FLAGS)

@@ -32,7 +32,7 @@ class PodTree:
     """The pod's processes.
 
     `exit`: how the launcher ended; None while it runs. `is_first_process`: whether this process is the first of its pid
-    namespace. It is not in a pod with `shareProcessNamespace`.
+    namespace; False in a pod with `shareProcessNamespace`.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class PodTree:
         # The filter protects the pod's first process, and this one, which becomes the launcher.
         system_call_filter = seccomp.pod_filter((os.getppid(), os.getpid()))
         if system_call_filter is not None:
-            # The filter is optional: even without it, nothing that a pod reports makes a run free (`limits`).
+            # The filter is optional: if code kills the launcher without it, the run is not free either (`limits`).
             with contextlib.suppress(OSError):
                 seccomp.install_filter(system_call_filter)
 

@@ -15,15 +15,15 @@ from typing import List, NamedTuple
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """The signals that ask for the run's end."""
-# The signals that this process handles as events: ended children, and those that would end it.
+# The signals that this process handles as events: the one for ended children, and those that would end this process.
 _HANDLED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SIGSET_BYTES = 128
 """The size of the C library's signal set."""
 _SIGNALFD_INFO = struct.Struct("IiiI112x")
 """`struct signalfd_siginfo`: signal, errno, code, pid of the sender; 128 bytes."""
 _MAX_SIGNALS_READ = 32
-"""Maximum number of signals that one call reads. At most one of each handled number is pending, so it is never reached.
-"""
+"""Maximum number of signals that one call reads. At most one of each handled number is pending, so there
+are fewer."""
 _SI_USER = 0
 
 

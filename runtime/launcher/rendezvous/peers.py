@@ -38,8 +38,8 @@ class Peers:
     """The other nodes. `events` returns their messages as (node, message).
 
     For a lost node, `events` returns `{"type": "lost", "silent": bool}` once. `silent`: the node sent no more messages,
-    although its connection was still open. On nodes other than the hub, the hub is the only other node. `address` is
-    this node's own, sent in its hello.
+    although its connection was still open. On nodes other than the hub, the hub is the only other node. `node` is this
+    node's number, and `nodes` how many nodes the run has. `address` is this node's own, sent in its hello.
     """
 
     def __init__(self, selector: BaseSelector, node: int, nodes: int, token: str, address: str = "") -> None:
@@ -49,14 +49,14 @@ class Peers:
         self._token = token
         self._listener: Optional[socket.socket] = None
         self._unverified: Dict[Link, float] = {}  # on the hub: connections without a hello, and when they were accepted
-        self._links: Dict[int, Link] = {}
+        self._links: Dict[int, Link] = {}  # verified connections, by node
         # Every node that was ever connected, with the monotonic time of its last message (infinite: lost).
         self._last_message_at: Dict[int, float] = {}
         self._finished: Set[int] = set()  # nodes that may disconnect without being lost
         self._addresses: Dict[int, str] = {node: address} if address else {}
         self._next_heartbeat_at = 0.0
         # On nodes other than the hub.
-        self._hub_address: Optional[Tuple[str, int]] = None  # None once the hub has answered
+        self._hub_address: Optional[Tuple[str, int]] = None  # None before `join`, and once the hub has answered
         self._pending_link: Optional[Link] = None  # the connection that waits for the hub's welcome
         self._nonce = ""  # sent on that connection
         self._next_connect_at = 0.0  # monotonic

@@ -30,7 +30,8 @@ class Rounds:
 
     `report` sends a message to the supervisor. `on_round_began` is called when a round after the first begins.
     `started_at` is when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that
-    starts the ranks; None if this launcher starts them. `Agent` sets it later, because it calls `note_all_started`.
+    starts the ranks; None if this launcher starts them. `Agent` sets `mpi` later, because `Mpi` calls
+    `note_all_started`.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class Rounds:
             self._is_reconnecting = False
         elif kind == "ranks_ended" and message.get("round") == self.number:
             self._note_member_ended(node)
-        elif kind == "restart_round" and message.get("round") == self.number and self._is_reconnecting:
+        elif kind == "restart_round" and message.get("round") == self.number:
+            # Even if all ranks have reconnected by now: the node that sent this did not know, and reports no failure.
             self._announce_round(self._round.restarted())
         else:
             # Messages about an earlier round are ignored, but they are about rounds, so the result is True.
@@ -125,6 +127,7 @@ class Rounds:
         # Only the hub decides. To continue, a run must be elastic, keep node 0, and have started its ranks.
         if not self._is_hub or not self._plan.elastic or not node or not self._has_started:
             return ""
+        # A node whose ranks have succeeded has nothing left to do in another round.
         if self._peers.any_finished or self._worker_group.succeeded:
             return ", and others have finished already"
         if not can_lose(self._plan, self._round, node):

@@ -8,7 +8,7 @@ progress. Node 0's `HangDetector` receives the progress of all nodes. There are 
               enough: four times the longest idle period from which this run has recovered. The shorter period is at
               least `MIN_HANG_SECONDS`, and applies only after the first milestone (output, metric or step).
     spinning  Something computes, but the run prints, writes and reads nothing, and takes no step. Waiting for a GPU
-              or a peer can look like this. The run hangs only if several inspections over all of `hang_seconds` found
+              or a peer can look like this. The run hangs only if several inspections, spread over `hang_seconds`, found
               every rank at the same place. At least one rank must be in a call that waits for the others. Each other
               rank must be in such a call too, or parked: its first thread does nothing, its other threads do little,
               and its other processes do not work.
@@ -98,7 +98,7 @@ class Activity(NamedTuple):
 
     seconds: float
     has_milestone: bool
-    """The run printed output, wrote a metric or took a step."""
+    """The node's ranks printed output or took a step, or the run wrote a metric."""
     cpu_shares: Mapping[int, float]
     """The share of a core that each process used, by pid."""
     max_runnable_share: float
@@ -155,13 +155,14 @@ class ProgressTracker:
         self._computed_at = now  # when the node was last seen to compute
         self._progressed_at = now  # when it last showed a sign of any other kind
         # Shares of a core by pid.
-        self._background_shares: Dict[int, float] = {}  # background activity: the lowest share before a milestone
+        self._background_shares: Dict[int, float] = {}  # background activity: the lowest between the last milestones
         self._lowest_shares: Dict[int, float] = {}  # the lowest share since the last milestone
         self._cpu_seconds = 0.0
 
     def add_activity(self, now: float, activity: Activity, interval: float) -> NodeProgress:
         """Add one check's observations; return the node's progress. `interval`: planned seconds between checks."""
         shares = activity.cpu_shares
+        # The shares lack processes that have ended, and the supervisor cannot measure CPU time everywhere.
         self._cpu_seconds += max(sum(shares.values()) * activity.seconds, activity.counted_cpu_seconds)
         if activity.has_milestone:
             self._has_begun = True
@@ -201,17 +202,19 @@ class ProgressTracker:
 
 
 def is_rank_parked(
-    first_thread: float, other_threads: Iterable[float], other_processes: Iterable[float], min_busy_share: float
+    first_thread_share: float,
+    other_thread_shares: Iterable[float],
+    other_process_shares: Iterable[float],
+    min_busy_share: float,
 ) -> bool:
-    """Whether a rank is parked, by the CPU shares of its first thread, its other threads and its other processes.
+    """Whether a rank is parked. A share is the share of a core that one of its threads or processes has used.
 
     `min_busy_share` is as in `ProgressTracker`.
     """
-    # The other threads may only do what background threads do: each uses less than the highest share of a core from
-    # which a process counts as busy.
-    other_threads_are_idle = all(share < _MAX_BUSY_SHARE for share in other_threads)
-    other_processes_are_idle = all(share < min_busy_share for share in other_processes)
-    return first_thread < _PARKED_SHARE and other_threads_are_idle and other_processes_are_idle
+    # The other threads may do no more than background threads: at `_MAX_BUSY_SHARE` every process counts as busy.
+    other_threads_are_idle = all(share < _MAX_BUSY_SHARE for share in other_thread_shares)
+    other_processes_are_idle = all(share < min_busy_share for share in other_process_shares)
+    return first_thread_share < _PARKED_SHARE and other_threads_are_idle and other_processes_are_idle
 
 
 class _Standstill(NamedTuple):
@@ -259,7 +262,7 @@ class HangDetector:
             if last_idle_seconds >= _MIN_IDLE_SECONDS:
                 self._longest_idle_seconds = max(self._longest_idle_seconds, last_idle_seconds)
             self._waiting_inspections = 0
-        if idle_seconds < last_idle_seconds or not idle_seconds:
+        if idle_seconds < last_idle_seconds or not idle_seconds:  # there was a sign of progress
             self._cpu_seconds_at_last_sign = {reporter: last.cpu_seconds for reporter, last in self._progress.items()}
         if self.stalled_seconds < _MIN_IDLE_SECONDS:  # there was progress: earlier inspections no longer count
             self._busy_inspections = 0

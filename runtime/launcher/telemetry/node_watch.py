@@ -104,7 +104,7 @@ class NodeWatch:
             self._min_busy_share = max(_MIN_BUSY_SHARE, min(BUSY_SHARE, quarter_share))
         self._round = number
         self._tracker = ProgressTracker(now, self._plan.hang_seconds, self._min_busy_share)
-        self._rank_cpu: Dict[int, RankCpu] = {}
+        self._rank_cpu: Dict[int, RankCpu] = {}  # by rank_id; empty while the run makes progress
         self._detector = HangDetector(self._plan.hang_seconds, set(members) - self._finished_nodes)
         self._last_reading: Optional[Reading] = None
         self._interval = 0.0  # planned seconds from the last reading to the next
@@ -121,7 +121,7 @@ class NodeWatch:
         # On the hub, once the run hangs.
         self._hang: Optional[Hang] = None
         self._progress_at = 0.0  # the last progress (Unix seconds)
-        self._used_seconds = 0.0  # CPU time since then
+        self._used_seconds = 0.0  # CPU time since then, divided by the run's cores
         self._nodes_without_stacks: Set[int] = set()
         self._give_up_at = 0.0  # until when to wait for their stacks (monotonic)
 
@@ -211,15 +211,15 @@ class NodeWatch:
             activity = self._measure_activity(self._last_reading, reading, counts)
             progress = self._tracker.add_activity(now, activity, self._interval)
             self._report_progress(progress)
-            # The inspection of a spinning run compares threads with an earlier reading. It begins after half of
-            # `hang_seconds` (`HangDetector.should_inspect`), so the reading is taken before that.
+            # The inspection of a spinning run compares threads with this reading. Inspections begin after half of
+            # `hang_seconds` (`HangDetector.should_inspect`), so the reading is taken after a quarter.
             if progress.stalled_seconds < self._plan.hang_seconds / 4:
                 self._rank_cpu = {}
             elif not self._rank_cpu:
                 self._rank_cpu = self._read_rank_cpu(now, reading.processes)
         self._last_reading, self._counts = reading, counts
-        # Without hang detection only samples are needed.
         check_seconds = max(_MIN_CHECK_SECONDS, min(_MAX_CHECK_SECONDS, self._plan.hang_seconds / _CHECKS_PER_HANG))
+        # Without hang detection only samples are needed.
         self._next_reading_at = (
             min(now + check_seconds, self._next_sample_at) if self._plan.hang_seconds else self._next_sample_at
         )
@@ -239,7 +239,7 @@ class NodeWatch:
             self._report({"type": "sample", **sample})
 
     def _measure_activity(self, before: Reading, after: Reading, counts: Dict[int, Counts]) -> Activity:
-        """Return this node's activity between two readings. `counts` are as of the second."""
+        """Return this node's activity between two readings. `counts` are as of the reading `after`."""
         seconds = max(1e-3, after.at - before.at)  # at least a millisecond, since rates are divided by it
         cpu_shares, max_runnable_share = {}, 0.0
         for pid, process in after.processes.items():
@@ -366,19 +366,19 @@ class NodeWatch:
 
     def _mark_parked(self, states: Dict[int, RankState], now: float) -> Dict[int, RankState]:
         """Set `is_parked` for ranks that have done nothing since the last reading of their threads."""
-        earlier, self._rank_cpu = self._rank_cpu, self._read_rank_cpu(now, read_processes())
+        earlier_rank_cpu, self._rank_cpu = self._rank_cpu, self._read_rank_cpu(now, read_processes())
         for rank_id, after in self._rank_cpu.items():
-            before = earlier.get(rank_id)
+            before = earlier_rank_cpu.get(rank_id)
             if before is None or before.pid != after.pid or rank_id not in states:
                 continue
             seconds = max(1e-3, after.at - before.at)  # as in `_measure_activity`
-            threads = {
+            thread_shares = {
                 thread: (cpu - before.threads.get(thread, 0.0)) / seconds for thread, cpu in after.threads.items()
             }
-            children = [(cpu - before.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
+            child_shares = [(cpu - before.children.get(pid, 0.0)) / seconds for pid, cpu in after.children.items()]
             # A first thread that cannot be seen counts as busy, so its rank does not count as parked.
-            first_thread = threads.pop(after.pid, 1.0)
-            is_parked = is_rank_parked(first_thread, threads.values(), children, self._min_busy_share)
+            first_thread_share = thread_shares.pop(after.pid, 1.0)
+            is_parked = is_rank_parked(first_thread_share, thread_shares.values(), child_shares, self._min_busy_share)
             states[rank_id] = states[rank_id]._replace(is_parked=is_parked)
         return states
 

@@ -22,9 +22,9 @@ One sample is one JSON object:
                   comm_seconds (how much of that sum the rank waited for others; null if not known). `step_timer`
                   says which calls count
 
-The console (`jobs.resource_usage`) calls a rank slow if (step_seconds - comm_seconds) / steps is more than 1.3 times
-the median of all ranks. It shows comm_seconds / step_seconds as the share of communication. Both need sums over about
-a minute.
+The console (`jobs.resource_usage`) calls a rank slow if its (step_seconds - comm_seconds) / steps, from sums over the
+last minute, is more than 1.3 times the median of all ranks. As the share of communication it shows comm_seconds /
+step_seconds, from sums over the attempt.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from ..step_timer import Counts
 from .gpus import Gpu, Gpus
 
 PROC = "/proc"
+"""The default of all parameters `proc`, which replace the kernel's folder in tests."""
 _MEMORY_FOLDERS = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
 _MEMORY_FILE_SYSTEMS = (b"tmpfs", b"ramfs")  # file systems that use memory
 _TICKS_PER_SECOND = float(os.sysconf("SC_CLK_TCK"))  # the unit of CPU time in /proc
@@ -123,7 +124,7 @@ def _parse_disk_bytes(data: bytes) -> Tuple[int, int]:
 def group_by_rank(processes: Mapping[int, Process], ranks_by_pid: Mapping[int, int]) -> Dict[int, List[int]]:
     """Return the pids of each rank's processes: its first process and all descendants. Orphans belong to no rank.
 
-    The result is by the rank's global number, `rank_id`, which `ranks_by_pid` has by the pid of its first process.
+    `ranks_by_pid` has each rank's `rank_id` by the pid of its first process. The result is by `rank_id`.
     """
     pids_by_rank: Dict[int, List[int]] = {rank_id: [] for rank_id in ranks_by_pid.values()}
     for pid in processes:
@@ -151,8 +152,8 @@ def parse_network_bytes(data: bytes) -> NetworkBytes:
     loopback, others = NetworkBytes(0, 0), NetworkBytes(0, 0)
     has_others = False
     for line in data.splitlines()[2:]:  # without the two header lines
-        name, _, rest = line.partition(b":")
-        fields = rest.split()
+        name, _, counters = line.partition(b":")
+        fields = counters.split()
         if len(fields) < 9:  # eight counters of received data, then those of sent data; bytes come first
             continue
         received, sent = int(fields[0]), int(fields[8])
@@ -196,7 +197,7 @@ class Reading(NamedTuple):
 class Sampler:
     """Turns readings into the samples of one node. `own_network`: see `topology.Plan`.
 
-    `proc` and `cgroup` replace the kernel's folders in tests.
+    `cgroup` replaces the kernel's folder of control groups in tests.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class Sampler:
         self._proc = proc
         self._cgroup = cgroup
         self._last_reading: Optional[Reading] = None
-        self._counts: Dict[int, Counts] = {}
+        self._counts: Dict[int, Counts] = {}  # by rank_id, as of the last sample
 
     def read(self) -> Reading:
         """Take a reading."""
@@ -229,8 +230,8 @@ class Sampler:
         before, self._last_reading = self._last_reading, reading
         if before is None or reading.at <= before.at:
             return None
-        # Ranks that are missing in `counts` keep their last counts. The run's last sample has those of ended ranks, and
-        # must not report their earlier steps again.
+        # Ranks that are missing in `counts` keep their last counts. The run's last sample includes ended ranks again,
+        # and must not report their earlier steps twice.
         last_counts, self._counts = self._counts, {**self._counts, **counts}
         seconds = reading.at - before.at
         pids_by_rank = group_by_rank(reading.processes, ranks_by_pid)
@@ -255,8 +256,8 @@ class Sampler:
             pids = pids_by_rank.get(rank_id, [])
             cpu_seconds = sum(reading.processes[pid].cpu_seconds for pid in pids)
             for pid in pids_by_rank_before.get(rank_id, []):
-                # The CPU time of a process that has ended is now in that of its parent, which waited for it. That of
-                # a process that has lost its parent counts for no rank any more.
+                # If a process has ended, its parent waited for it, and now has its CPU time. If a process runs on but
+                # has lost its parent, it belongs to no rank any more, so `cpu_seconds` lacks its time.
                 if pid in pids or pid not in reading.processes:
                     cpu_seconds -= before.processes[pid].cpu_seconds
             sample["ranks"].append(

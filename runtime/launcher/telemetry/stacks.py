@@ -1,8 +1,9 @@
 """Capture what ranks are doing: the stacks of all threads, and the kernel's state of their processes.
 
 On STACK_SIGNAL, a rank's interpreter writes its stacks to the pipe that it shares with the launcher (`rank`). The
-signal kills a process that does not handle it. It is therefore sent only to a process that handles it and has that pipe
-open. The customer's code could write false stacks, so they are shown, limited in size, and never trusted.
+signal kills a process that does not handle it. The launcher therefore sends it only to a process that handles the
+signal and has that pipe open. The customer's code could write false stacks, so they are shown, limited in size,
+and never trusted.
 """
 
 from __future__ import annotations
@@ -293,8 +294,9 @@ def rank_state(text: str) -> RankState:
     # The digest covers all threads: one that starts, moves or ends shows that the rank does not stand still.
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:_DIGEST_LENGTH]
     # The innermost frame of the customer's own code, or else the innermost frame.
-    shown = next((frame for frame in frames if not _is_library(frame.file)), frames[0])
-    place = "{}, line {}, {}".format(os.path.basename(shown.file), shown.line, shown.function)
+    shown_frame = next((frame for frame in frames if not _is_library(frame.file)), frames[0])
+    file_name = os.path.basename(shown_frame.file)
+    place = "{}, line {}, {}".format(file_name, shown_frame.line, shown_frame.function)
     return RankState(digest, waiting, place[:_MAX_PLACE_LENGTH])
 
 
@@ -313,7 +315,7 @@ def _is_library(file: str) -> bool:
 
 
 def _kernel_place(folder: str) -> str:
-    """Return " in " and the kernel's function that this process or thread waits in; "" if it does not wait there."""
+    """Return " in " and the kernel's function that this process or thread waits in; "" if it waits in none."""
     function = _read_text(folder + "/wchan")
     return "" if function in ("", "0") else " in " + function
 

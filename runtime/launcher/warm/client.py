@@ -3,7 +3,8 @@
 If no forked rank is ready in time, the launcher starts the rank cold. All forked ranks read from one socket that keeps
 message boundaries, so each message of the launcher reaches one of them:
 
-    join                  from the launcher, once: the sandbox is complete, so the ranks can be forked in it
+    join                  from the launcher, once, before there are ranks: the sandbox is complete, so the process that
+                          reads this can fork the ranks in it
     ready                 from each forked rank
     (a script)            from the launcher, with its descriptors: see `WarmRanks.start`
     accepted, refused     from the rank that received the script, with its pid or the reason
@@ -53,7 +54,7 @@ class WarmRanks:
 
     def __init__(self, channel: Optional[socket.socket]) -> None:
         self._channel = channel
-        self._unused_ready_messages = 0  # `ready` messages that arrived while this waited for another one
+        self._unused_ready_messages = 0  # `ready` messages that arrived while `_wait` waited for `accepted`
 
     def enter_sandbox(self) -> None:
         """Let the ranks enter the sandbox, which is complete once this launcher runs in it."""

@@ -35,7 +35,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 if not __package__:
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     __package__ = "launcher.warm"
-    __spec__ = None  # type: ignore[assignment]  # without it Python 3.13 warns of a missing parent
+    __spec__ = None  # type: ignore[assignment]  # Python 3.13 warns if a spec names another package than this
 
 from .. import seccomp
 from .client import MAX_MESSAGE_BYTES, python_path, receive
@@ -44,8 +44,8 @@ from .client import MAX_MESSAGE_BYTES, python_path, receive
 # and of the network.
 _ALL_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000 | 0x04000000 | 0x02000000 | 0x40000000
 _PRIVATE_NAMESPACES = ("user", "mnt", "pid", "ipc", "uts")
-"""Kinds of namespaces that every sandbox has to itself. The network's is not among them, since a setting can make runs
-share the host's network, nor the cgroup's, which not every kernel supports."""
+"""Kinds of namespaces that every sandbox has to itself. Two kinds are not among them: a setting can make runs share the
+host's network, and not every kernel has namespaces of cgroups."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 39, 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -76,7 +76,7 @@ def _load_rank_module() -> Any:
     return module
 
 
-rank = _load_rank_module()
+_rank_module = _load_rank_module()
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -105,7 +105,7 @@ def main(arguments: List[str]) -> Optional[Script]:
         return None  # the daemon ended before the signal was set
     for module in modules:
         importlib.import_module(module)
-    rank.preload()
+    _rank_module.preload()
     exit_if_gpu_is_open()
     # Frozen objects are not visited by the ranks' garbage collectors, so their memory pages stay shared.
     gc.collect()
@@ -129,7 +129,7 @@ def main(arguments: List[str]) -> Optional[Script]:
 
 
 def _listen(name: str) -> socket.socket:
-    """Return a listening socket. Its file gets its name only once it accepts connections."""
+    """Return a listening socket. The socket's file is named `name` only once connections are accepted."""
     listener = socket.socket(socket.AF_UNIX)
     temporary = "{}.{}".format(name, os.getpid())
     listener.bind(temporary)
@@ -189,10 +189,10 @@ def _enter_sandbox(sandbox_pidfd: int, request: Dict[str, Any]) -> Dict[str, str
     `request` is the message of `runtime.backends.supervision.rank_fork`.
     """
     for name, limit in request["limits"].items():
-        number = getattr(resource, name)
-        hard = resource.getrlimit(number)[1]
-        effective_limit = limit if hard == resource.RLIM_INFINITY else min(hard, limit)
-        resource.setrlimit(number, (effective_limit, effective_limit))
+        limit_kind = getattr(resource, name)
+        hard_limit = resource.getrlimit(limit_kind)[1]
+        effective_limit = limit if hard_limit == resource.RLIM_INFINITY else min(hard_limit, limit)
+        resource.setrlimit(limit_kind, (effective_limit, effective_limit))
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(request["oom_score_adj"]))
     for folder in request["cgroups"]:
@@ -293,6 +293,7 @@ def _reason_to_start_cold(import_folders: List[str]) -> str:
         except OSError:
             continue  # PYTHONPATH may name folders that do not exist
         for name in names:
+            # A name without a dot may be a folder, and so a package.
             if name.partition(".")[0] in loaded and (name.endswith((".py", ".so", ".pyc")) or "." not in name):
                 return "{} comes before the image's own".format(os.path.join(folder, name))
     return ""
@@ -332,6 +333,7 @@ def _reset_process(script_message: Dict[str, Any]) -> None:
     sys.argv[:] = script_message["arguments"]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = [sys.executable, "-u", *script_message["arguments"]]
+    # These seed themselves at random when they are imported, so all forks have inherited one state.
     for name in ("random", "numpy.random"):
         module = sys.modules.get(name)
         if module is not None:
@@ -376,12 +378,12 @@ def _wait_for_store(script_message: Dict[str, Any]) -> None:
 def _raise_on_error(result: int) -> None:
     """Raise OSError if a call of the C library has failed."""
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
 
 
 if __name__ == "__main__":
     # Called from the module's top level, so that the script's stack is as short as in a cold start.
     _script = main(sys.argv[1:])
     if _script is not None:
-        rank.run(_script.report_fd, _script.path, _script.counts_fd)
+        _rank_module.run(_script.report_fd, _script.path, _script.counts_fd)

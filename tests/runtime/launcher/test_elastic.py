@@ -1,9 +1,12 @@
 """Rounds of elastic runs: which nodes a run can lose, and what its ranks get in the next round."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from runtime.launcher.elastic import Round, can_lose, can_reconnect, first_round, horovod_places, round_plan
 from runtime.launcher.frameworks import rank_environment
+from runtime.launcher.rendezvous.rounds import Rounds
 from tests.runtime.launcher.test_topology import PLAN
 
 ELASTIC = PLAN._replace(
@@ -43,6 +46,22 @@ def test_only_horovod_over_gloo_reconnects():
     after_loss = first_round(ELASTIC).without(ELASTIC._replace(framework="horovod"), 1)
     assert after_loss == Round(1, [0, 2], soft=True)
     assert after_loss.restarted() == Round(2, [0, 2])
+
+
+def test_a_rank_that_ends_before_its_node_knows_that_all_have_reconnected_restarts_the_run():
+    """Its node reports no failure, but asks the hub for a hard round. So the hub must not ignore the request."""
+    group = SimpleNamespace(
+        live_ranks=["a rank"], has_ended_ranks=False, succeeded=False, pids={}, terminate=lambda: None
+    )
+    peers = SimpleNamespace(send=lambda _message: None, any_finished=False)
+    rounds = Rounds(ELASTIC._replace(node=0, framework="horovod"), peers, group, lambda _report: None, lambda: None)
+    rounds._has_started = True
+    rounds._horovod_store = SimpleNamespace(assign=lambda _places: None, have_all_met=True)
+    rounds.note_all_started()
+    rounds.continue_without(1)
+    rounds.handle_timers(now=0.0)  # the hub knows that all have reconnected
+    rounds.handle_message(2, {"type": "restart_round", "round": 1})
+    assert (rounds.number, rounds.members) == (2, [0, 2])
 
 
 def test_horovod_workers_keep_their_host_and_get_new_ranks():
