@@ -81,14 +81,14 @@ class TenantRequest(HttpRequest):
 
     @cached_property
     def membership(self) -> Membership | None:
-        """Return the membership that was chosen in this session, or else in the last session, or else the oldest."""
+        """Return the membership chosen in this session, or else in the last one (a cookie), or else the oldest."""
         if not self.user.is_authenticated:
             return None
         cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
         last_organization_id = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None  # no id has more digits
-        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization_id)
+        preferred_id = self.session.get(ORGANIZATION_SESSION_KEY, last_organization_id)
         oldest = next(iter(self.memberships), None)
-        matching = (membership for membership in self.memberships if membership.organization_id == preferred)
+        matching = (membership for membership in self.memberships if membership.organization_id == preferred_id)
         chosen = next(matching, oldest)
         context.add(user=self.user.pk)
         if chosen:

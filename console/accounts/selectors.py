@@ -97,7 +97,7 @@ def audit_events(*, organization: Organization) -> QuerySet[AuditEvent]:
 
 
 def activity(*, organization: Organization) -> QuerySet[AuditEvent]:
-    """Return what members did, newest first, without their log-ins, which concern owners alone."""
+    """Return what members did, newest first, without events of their own log-ins, which only owners may see."""
     return audit_events(organization=organization).exclude(action__startswith=ACCOUNT_ACTION_PREFIX)
 
 

@@ -319,8 +319,8 @@ def create_token(
 def _checked_scopes(membership: Membership, scopes: Iterable[str]) -> set[str]:
     """Return the scopes and `view`, which every token has. Raises InvalidInput for a scope that the member lacks."""
     requested = {Capability.VIEW.value, *scopes}
-    known = {capability.value for capability in Capability}
-    if not requested <= known or not all(membership.allows(Capability(scope)) for scope in requested):
+    valid_scopes = {capability.value for capability in Capability}
+    if not requested <= valid_scopes or not all(membership.allows(Capability(scope)) for scope in requested):
         raise InvalidInput(fields={"scopes": _("Choose scopes that your role, and the token that you use, allow.")})
     return requested
 
@@ -439,8 +439,8 @@ def _insert_organization(name: str) -> Organization:
 def lock(organization: Organization) -> None:
     """Lock the organization's row for this transaction: two owners who demote each other must not both succeed.
 
-    With `no_key`, other transactions can still insert rows that reference the organization. Otherwise one of
-    them could wait for this lock while it holds another lock that the caller wants next: a deadlock.
+    With `no_key`, other transactions can still insert rows that reference the organization. An insert that waited for
+    this lock, in a transaction with a lock that the caller wants next, would be a deadlock.
     """
     Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
 
