@@ -48,7 +48,7 @@ def require_log_in(view: View[Arguments]) -> View[Arguments]:
 
     Anonymous users are redirected to the log-in page. After the log-in they get the requested page, or the page with
     the form that they submitted. htmx would insert the log-in page into the current page. So it gets a 401 instead, and
-    `app.js` shows that the session ended. For pages that browsers only open, `login_required` does the same.
+    `app.js` shows that the session ended. For pages that browsers only open, `login_required` is enough.
     """
     login_view = login_required(view)
 

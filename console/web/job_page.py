@@ -128,7 +128,7 @@ def header_context(job: Job) -> dict[str, Any]:
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
     attempts = list(job.attempts.all())
-    # Unlike `job.started_at`, the attempt's is set too if its start is observed after the cancel.
+    # Not `job.started_at`: if the start is observed after the cancel, only the attempt's time is set.
     has_started = bool(attempts) and attempts[-1].started_at is not None
     return shared | {
         "receipt": selectors.receipt(job) if job.is_ended else None,
@@ -307,7 +307,10 @@ def _node_row(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _innermost_frame(text: str) -> str:
-    """Return the innermost frame (`File "...", line ...`) of the current thread in faulthandler's output, or ""."""
+    """Return the innermost frame (`File "...", line ...`) of the current thread in faulthandler's output, or "".
+
+    faulthandler writes the innermost frame of each thread first.
+    """
     _before, current, after = text.partition("Current thread")
     lines = (after if current else text).splitlines()
     return next((line.strip() for line in lines if line.lstrip().startswith("File ")), "")

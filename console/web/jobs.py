@@ -39,8 +39,8 @@ MAX_SELECTED = 100
 def job_list(request: MemberRequest) -> HttpResponse:
     """List the jobs of a search. While a job is open, htmx requests the rows again and again.
 
-    The parameters are those of `JobSearch`; `?after=` or `?before=` names the job at the edge of the page, and
-    `?filters=1` shows all filters.
+    The parameters are those of `JobSearch`. `?after=<job>` shows the page that follows a job, `?before=<job>` the page
+    that precedes it, and `?filters=1` shows all filters.
     """
     organization = request.membership.organization
     search = JobSearch.parse(request.GET.dict())

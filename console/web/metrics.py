@@ -170,6 +170,7 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
     # A value that was typed for another curve means nothing for this one.
     target, error = _parse_target(text if name == curve else "")
     compared_jobs = cost_analysis.comparable_jobs(job, MAX_COMPARED - 1)
+    # `goal` is `target`, or the value that `cost_analysis` chose instead of None.
     goal, costs = cost_analysis.costs_of_value(compared_jobs, name, target)
     amounts = [cost.reached_minor for cost in costs if cost.reached_minor is not None]
     return {
