@@ -161,8 +161,8 @@ def _token_in(url: str) -> str:
 def _create_organization(user: User, name: str | None = None) -> None:
     """Create the organization of a new user without an invitation. Raises ImmediateHttpResponse if sign-up is closed.
 
-    Sign-up gets so far while it is closed if it began with an invitation that has ended since, or that is for another
-    address.
+    While sign-up is closed, a sign-up that began with an invitation gets here if the invitation has ended since, or is
+    for another address.
     """
     if settings.SIGNUP == "closed":
         raise ImmediateHttpResponse(redirect("account_signup"))

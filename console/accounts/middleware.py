@@ -124,7 +124,8 @@ class OrganizationMiddleware:
     """Gives every request the attributes of TenantRequest, by replacing the request's class.
 
     `membership` is read on first use, because health checks and token requests need no session. Django's
-    SimpleLazyObject would not do: if there is no membership, it wraps None, and `is None` is False for it.
+    SimpleLazyObject would not do: without a membership it would wrap None, and `request.membership is None` would be
+    False.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -65,7 +65,7 @@ def has_account(*, email: str) -> bool:
 
 
 def user_of_address(*, email: str) -> User | None:
-    """Return the user who logs in with an address: one who verified it, has it as main address, or added it.
+    """Return the user who logs in with an address: who verified it, else whose main address it is, else who added it.
 
     The number of queries is the same for every address, so that the response time does not reveal who has an account.
     """

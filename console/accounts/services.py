@@ -87,7 +87,7 @@ def rename_organization(*, organization: Organization, name: str, actor: User) -
 def set_second_factor_required(*, organization: Organization, is_required: bool, actor: User) -> Organization:
     """Set whether all members need a second factor. Idempotent.
 
-    Raises InvalidInput if the actor has none: they would lock themselves out.
+    Raises InvalidInput if the actor has no second factor: they would lock themselves out.
     """
     if is_required and not second_factors.is_protected(actor):
         message = _("Set up a second factor for your own account first, under Security.")
@@ -286,7 +286,7 @@ def create_token(
     """Create an API token and return it with its secret, which is not stored. Raises InvalidInput.
 
     `scopes` limits the token to these capabilities and `view`; None: all that the role allows. It expires after `days`.
-    If the request itself uses a token (`creating_token`), the new one has at most its scopes and expires no later.
+    If the request itself uses a token (`creating_token`), the new token has at most its scopes, and expires no later.
     `actor` is the user who creates the token, if not the member.
     """
     name = _checked_name(name)
@@ -356,7 +356,7 @@ def request_approval(*, user: User) -> None:
 
 
 def approve_user(*, user: User, actor: User | None) -> bool:
-    """Let a user who awaits approval log in. Returns False if the user does not await it."""
+    """Let a user who awaits approval log in. Return False if the user did not await approval."""
     with transaction.atomic():
         if not User.objects.filter(pk=user.pk, awaits_approval=True).update(awaits_approval=False):
             return False
