@@ -115,7 +115,7 @@ def _shared_context(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "summary": summary,
-        # The quote by which the job is charged: the order's, or that of a notebook's last extension.
+        # The quote by which the job is charged: the quote of the order, or of a notebook's last extension.
         "quote": notebooks.current_quote(job),
         "files_end": _deletion_time(job),
         "keep_days": results.DEFAULT_RETENTION.days,
@@ -152,7 +152,7 @@ def header_context(job: Job) -> dict[str, Any]:
 
 
 def _time_limit(job: Job) -> dict[str, Any] | None:
-    """Return when a running notebook reaches its time limit, and how many seconds before it the page warns."""
+    """Return when a running notebook reaches its time limit, and how many seconds earlier the page begins to warn."""
     limit = notebooks.time_limit(job) if job.is_notebook else None
     if limit is None:
         return None

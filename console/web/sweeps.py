@@ -252,7 +252,7 @@ def sweep_extend(request: MemberRequest, pk: int) -> HttpResponse:
 
 
 def _find_origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
-    """Return the job or sweep that a form starts from; None if it names none. Raises NotFound."""
+    """Return the job or sweep that a form starts from; None if `data` names neither. Raises NotFound."""
     if (pk := parse_row_id(data.get("job", ""))) is not None:
         job = jobs.job_for(organization, pk)
         if job.builtin_script:  # an image check or a notebook has no parameters to search
@@ -430,7 +430,7 @@ def _sort_trials(trials: list[selectors.TrialRow], sort: str, *, is_highest_best
 
 
 def _parameter_values(plan: Plan, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return each parameter's name and value, in the space's order. None means that its condition was not met."""
+    """Return each parameter's name and value, in the space's order. The value is None if its condition was not met."""
     return [(parameter.name, values.get(parameter.name)) for parameter in plan.space]
 
 

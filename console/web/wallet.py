@@ -157,7 +157,7 @@ def _titled_holds(account: Account) -> QuerySet[Hold]:
 
 
 def _titled_receipts(organization: Organization) -> QuerySet[Receipt]:
-    """Return an organization's receipts, newest first, with what lists show of them and what their titles need."""
+    """Return an organization's receipts, newest first, with the columns and related rows that lists show."""
     related = ("hold__quote", "hold__order__job__image")
     return selectors.receipts_for(organization).select_related(*related).only(*RECEIPT_FIELDS)
 

@@ -508,7 +508,7 @@ def _workspace(request: MemberRequest, name: str) -> Workspace:
 
 
 def _redirect_to_folder(name: str, folder: str) -> HttpResponse:
-    """Redirect to a folder of the workspace `name`; empty: to its top."""
+    """Redirect to a folder of the workspace `name`, or to the workspace's top if `folder` is empty."""
     return redirect("workspace_folder", name, folder) if folder else redirect("workspace_detail", name)
 
 

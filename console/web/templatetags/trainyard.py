@@ -381,7 +381,7 @@ def control(field: BoundField, classes: str = "") -> SafeString:
 def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeString:
     """Render the element that shows the error of the field `name`.
 
-    The response to a quote replaces the element. It is then rendered with `oob`: htmx swaps it out of band.
+    The response to a quote contains the element again, rendered with `oob`: htmx replaces the one on the page.
     """
     return format_html(
         '<div class="invalid-feedback d-block" id="error-{}" role="alert"{}>{}</div>',
