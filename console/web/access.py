@@ -41,6 +41,7 @@ class MemberRequest(HttpRequest):
 
 
 View = Callable[Concatenate[Any, Arguments], HttpResponseBase]
+"""A view. The type of its request is Any, because views behind `member` take a MemberRequest, others an HttpRequest."""
 
 
 def require_log_in(view: View[Arguments]) -> View[Arguments]:

@@ -60,7 +60,7 @@ INTERNAL_COLUMN = "tests"
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with the text below it."""
+    """A heading with the text below it. `page` is the guide's name in URLs, `level` is 2 for a heading with `##`."""
 
     page: str
     anchor: str

@@ -132,6 +132,7 @@ def header_context(job: Job) -> dict[str, Any]:
     has_started = bool(attempts) and attempts[-1].started_at is not None
     return shared | {
         "receipt": selectors.receipt(job) if job.is_ended else None,
+        # What the last failed attempt reported. `explanation` is the console's diagnosis of it.
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "measures_purchase": selectors.measures_purchase(job),  # whether the job is a free estimate

@@ -191,7 +191,7 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
 def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse:
     """Open a file in the editor, or show why the editor cannot open it. `?new=1` opens a new file.
 
-    A notebook is shown with its cells and outputs; `?source=1` opens its text in the editor.
+    A notebook (`.ipynb`) is shown with its cells and outputs; `?source=1` opens its text in the editor.
     """
     workspace = _workspace(request, name)
     root = selectors.workspace_folder(workspace)
@@ -230,7 +230,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
 
 
 def _viewer_context(root: Path, path: str) -> dict[str, Any]:
-    """Return the context that shows a notebook or picture, which the editor cannot open."""
+    """Return the context that shows a file that the editor cannot open: a notebook (`.ipynb`) or a picture."""
     if path.lower().endswith(".ipynb"):
         return _notebook_context(root, path)
     file = files.read(root=root, path=path)
@@ -247,7 +247,7 @@ def _notebook_context(root: Path, path: str) -> dict[str, Any]:
 @require_POST
 @member(Capability.STORE)
 def workspace_train(request: MemberRequest, name: str, path: str) -> HttpResponse:
-    """Export a notebook as a script beside it, and open the form of a training with that script."""
+    """Export a notebook (`.ipynb`) as a script beside it, and open the form of a training with that script."""
     workspace = _workspace(request, name)
     root = selectors.workspace_folder(workspace)
     script_path = f"{posixpath.splitext(path)[0]}.py"
