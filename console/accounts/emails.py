@@ -186,8 +186,8 @@ def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
     """Send one email. Return False if the server may accept it later.
 
     A permanent failure is logged and counts as done, because no retry can succeed. If the connection fails, it is
-    closed, so that the next email gets a new one: one bad address must not keep the mail from the others. Raises
-    SMTPSenderRefused.
+    closed, so that the next email gets a new connection: one bad address must not keep the email from the other
+    recipients. Raises SMTPSenderRefused.
     """
     try:
         connection.send_messages([mail])

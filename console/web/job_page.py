@@ -216,6 +216,7 @@ def _cost(job: Job) -> dict[str, Any]:
 def _configuration(job: Job) -> dict[str, Any]:
     context: dict[str, Any] = {
         "environment": _environment(job),
+        # The last day that the form offers for keeping the job's files.
         "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS),
     }
     if not job.builtin_script:  # a notebook or image check runs a script of the console instead of a customer's

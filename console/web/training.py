@@ -140,7 +140,7 @@ class SpecChoice:
 
 
 @require_GET
-@gzip_page
+@gzip_page  # about 100 KB of HTML
 @member(Capability.RUN)
 def training_new(request: MemberRequest) -> HttpResponse:
     """Show the form. `?rerun=<job>` fills it in from a job; other parameters fill in fields by name.

@@ -281,8 +281,8 @@ def ago(value: datetime | str | None) -> str:
     if at is None:
         return "–"
     seconds = round((at - timezone.now()).total_seconds())
-    # Pages that refresh find the text in the cache: for 10 seconds it is the same, and from an hour on whole minutes
-    # are enough.
+    # Rounded, so that pages that refresh find the text in the cache: up to 10 seconds are "just now", and from an hour
+    # on whole minutes are enough.
     if abs(seconds) < 10:
         seconds = 0
     elif abs(seconds) > 3600:
