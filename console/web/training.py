@@ -158,6 +158,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
     usable_images = [image for image in images if image.pk not in problems_by_image]
     job_id = parse_row_id(request.GET.get("rerun", ""))
     earlier_job = None if job_id is None else jobs.job_for(organization, job_id)
+    if earlier_job and earlier_job.builtin_script:  # an image check or a notebook has no script and values to repeat
+        raise NotFound
     is_exact = earlier_job is not None and request.GET.get("exact") == "1"
     products = list(jobs.products())
     values = _defaults(products, usable_images, workspaces, specs) | _rerun_values(earlier_job)
@@ -180,9 +182,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "earlier": earlier_job,
             "earlier_values": json.dumps(_earlier_values(earlier_job)),
             "is_exact": is_exact,
-            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job. Empty for a
-            # notebook or image check, because it runs a script of the console (`builtin_script`).
-            "changes": reruns.changes(earlier_job) if earlier_job and not earlier_job.builtin_script else [],
+            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job.
+            "changes": reruns.changes(earlier_job) if earlier_job else [],
             "products": products,
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
