@@ -113,12 +113,16 @@ def filtered_audit_events(
 ) -> QuerySet[AuditEvent]:
     """Return the audit log, newest first: actions of an area, of a user, from an IP address, between days (inclusive).
 
-    `area` is the part of an action before its dot. Days are those of the current time zone. `before`: only events with
-    a smaller id.
+    `area` is the part of an action before its dot. The area `account`, of log-ins and second factors, also has
+    `factors.reset`: an administrator removed a member's second factors. Days are those of the current time zone.
+    `before`: only events with a smaller id.
     """
     events = audit_events(organization=organization)
     if area:
-        events = events.filter(action__startswith=f"{area}.")
+        is_in_area = Q(action__startswith=f"{area}.")
+        if f"{area}." == ACCOUNT_ACTION_PREFIX:
+            is_in_area |= Q(action="factors.reset")
+        events = events.filter(is_in_area)
     if actor is not None:
         events = events.filter(actor=actor)
     if address:
