@@ -216,8 +216,8 @@ def _cost(job: Job) -> dict[str, Any]:
 def _configuration(job: Job) -> dict[str, Any]:
     context: dict[str, Any] = {
         "environment": _environment(job),
-        # The last day that the form offers for keeping the job's files.
-        "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS),
+        # The last day that the form offers for keeping the job's files: its end is at most MAX_KEEP_DAYS from now.
+        "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS - 1),
     }
     if not job.builtin_script:  # a notebook or image check runs a script of the console instead of a customer's
         context |= {"configuration": reruns.configuration(job), "script_path": snapshots.script_path(job)}
