@@ -24,7 +24,8 @@ from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
 """How many log-ins to one account may fail from one IP address in this window. allauth's own limit, which has the same
-numbers, counts by account alone, so anyone could lock the owner out. ACCOUNT_RATE_LIMITS switches it off."""
+numbers, counts by account alone, so anyone could lock the owner out. The setting ACCOUNT_RATE_LIMITS switches
+allauth's limit off."""
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth publishes no types
@@ -136,7 +137,7 @@ class SingleSignOnAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  #
         return settings.SIGNUP != "closed" and (not email or services.may_sign_up(email))
 
     def _find_invitation(self, request: HttpRequest, sociallogin: Any) -> Invitation | None:
-        """Return the invitation of a sign-up, if it was sent to the new account's address, which the provider verified.
+        """Return the invitation of a sign-up, if it was sent to the new account's address and the provider verified it.
 
         The invitation's token is in the URL, or in the address of the page that follows the log-in. Anyone can put a
         token there.
@@ -160,7 +161,8 @@ def _token_in(url: str) -> str:
 def _create_organization(user: User, name: str | None = None) -> None:
     """Create the organization of a new user without an invitation. Raises ImmediateHttpResponse if sign-up is closed.
 
-    The sign-up may have begun with an invitation that has ended since, or that is for another address.
+    While sign-up is closed, a sign-up that began with an invitation gets here if the invitation has ended since, or is
+    for another address.
     """
     if settings.SIGNUP == "closed":
         raise ImmediateHttpResponse(redirect("account_signup"))

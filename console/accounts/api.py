@@ -160,7 +160,7 @@ def _require_within_scopes(actor: Membership, token: ApiToken) -> None:
 def _require_role_within_scopes(actor: Membership, role: str) -> None:
     """Raise NotAllowed if the request uses a token that is limited to scopes, and `role` allows more.
 
-    `role` is that of the member or invitation that the request changes.
+    `role` is the role of the member, invitation or service account that the request changes.
     """
     if not actor.may_grant(role):
         raise NotAllowed

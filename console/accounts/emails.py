@@ -1,8 +1,9 @@
 """Send mails once, in each recipient's language and time zone, and retry after failures.
 
 A row, such as an Invitation, marks a mail as due until its `mailed_at` is set. Each recipient gets an email of their
-own: the sender leases the recipient, sends, and notes that it did. Mails are never sent inside a transaction. A worker
-that is killed loses no mail; if it was killed between sending and noting, one recipient gets the mail again.
+own. A worker leases the recipient, sends, and stores that the email was sent. Mails are never sent inside a
+transaction. A worker that is killed loses no mail. If it was killed after sending and before storing, one recipient
+gets the mail again.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ TRY_FOR = timedelta(days=7)
 """How long an email is tried again while the server refuses it for now, or drops the connection. Without this limit, a
 full mailbox, or a domain that has gone, would be tried every minute for ever."""
 ABANDONED_AFTER = timedelta(days=7)
-"""After this time without a try, an email is no longer due, because due ones are tried again within an hour. Its
-recipients are then forgotten."""
+"""After this time without a try, an email is no longer due, because due emails are tried at least once an hour. Then
+the rows of its recipients (EmailDelivery) are deleted."""
 Renderer = Callable[[], tuple[str, str]]
 """Renders subject and text in the active language and time zone."""
 
@@ -185,8 +186,8 @@ def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
     """Send one email. Return False if the server may accept it later.
 
     A permanent failure is logged and counts as done, because no retry can succeed. If the connection fails, it is
-    closed, so that the next email gets a new one: one bad address must not keep the mail from the others. Raises
-    SMTPSenderRefused.
+    closed, so that the next email gets a new connection: one bad address must not keep the email from the other
+    recipients. Raises SMTPSenderRefused.
     """
     try:
         connection.send_messages([mail])

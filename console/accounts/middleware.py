@@ -84,14 +84,14 @@ class TenantRequest(HttpRequest):
 
     @cached_property
     def membership(self) -> Membership | None:
-        """Return the membership that was chosen in this session, or else in the last session, or else the oldest."""
+        """Return the membership chosen in this session, or else in the last one (a cookie), or else the oldest."""
         if not self.user.is_authenticated:
             return None
         cookie = self.COOKIES.get(ORGANIZATION_SESSION_KEY, "")
         last_organization_id = int(cookie) if re.fullmatch(r"[0-9]{1,18}", cookie) else None  # no id has more digits
-        preferred = self.session.get(ORGANIZATION_SESSION_KEY, last_organization_id)
+        preferred_id = self.session.get(ORGANIZATION_SESSION_KEY, last_organization_id)
         oldest = next(iter(self.memberships), None)
-        matching = (membership for membership in self.memberships if membership.organization_id == preferred)
+        matching = (membership for membership in self.memberships if membership.organization_id == preferred_id)
         chosen = next(matching, oldest)
         context.add(user=self.user.pk)
         if chosen:
@@ -127,7 +127,8 @@ class OrganizationMiddleware:
     """Gives every request the attributes of TenantRequest, by replacing the request's class.
 
     `membership` is read on first use, because health checks and token requests need no session. Django's
-    SimpleLazyObject would not do: if there is no membership, it wraps None, and `is None` is False for it.
+    SimpleLazyObject would not do: without a membership it would wrap None, and `request.membership is None` would be
+    False.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

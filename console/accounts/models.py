@@ -331,7 +331,7 @@ class EmailDelivery(models.Model):
     """The row that marks the email as due, such as `InvoiceMail:7`."""
     address = models.EmailField()
     leased_until = models.DateTimeField(null=True)
-    """Until then only the worker that set it may send to this recipient. None: nobody sends."""
+    """Until this time, only the worker that set it may send to this recipient. None: no worker is sending."""
     sent_at = models.DateTimeField(null=True)
     """When the recipient's email was sent, or was refused for good."""
     created_at = models.DateTimeField(auto_now_add=True)

@@ -24,10 +24,10 @@ from console.core import encryption
 from console.installation.selectors import installation
 
 ENCRYPTION_PURPOSE = b"trainyard second factors"
-"""The key that encrypts apps' keys and recovery codes is derived from this purpose (`console.core.encryption`). If it
-changes, stored ones can no longer be decrypted."""
+"""The key that encrypts apps' keys and recovery codes is derived from this purpose (`console.core.encryption`). With
+another purpose, stored ones cannot be decrypted."""
 FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
-"""The types that protect a log-in. Recovery codes only replace a lost one, so they are not among these types."""
+"""The types that protect a log-in. Recovery codes are not among them, because they only replace a lost factor."""
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth publishes no types

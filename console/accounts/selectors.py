@@ -65,7 +65,7 @@ def has_account(*, email: str) -> bool:
 
 
 def user_of_address(*, email: str) -> User | None:
-    """Return the user who logs in with an address: one who verified it, has it as main address, or added it.
+    """Return the user who logs in with an address: who verified it, else whose main address it is, else who added it.
 
     The number of queries is the same for every address, so that the response time does not reveal who has an account.
     """
@@ -97,7 +97,7 @@ def audit_events(*, organization: Organization) -> QuerySet[AuditEvent]:
 
 
 def activity(*, organization: Organization) -> QuerySet[AuditEvent]:
-    """Return what members did, newest first, without their log-ins, which concern owners alone."""
+    """Return what members did, newest first, without events of their own log-ins, which only owners may see."""
     return audit_events(organization=organization).exclude(action__startswith=ACCOUNT_ACTION_PREFIX)
 
 
@@ -113,12 +113,16 @@ def filtered_audit_events(
 ) -> QuerySet[AuditEvent]:
     """Return the audit log, newest first: actions of an area, of a user, from an IP address, between days (inclusive).
 
-    `area` is the part of an action before its dot. Days are those of the current time zone. `before`: only events with
-    a smaller id.
+    `area` is the part of an action before its dot. The area `account`, of log-ins and second factors, also has
+    `factors.reset`: an administrator removed a member's second factors. Days are those of the current time zone.
+    `before`: only events with a smaller id.
     """
     events = audit_events(organization=organization)
     if area:
-        events = events.filter(action__startswith=f"{area}.")
+        is_in_area = Q(action__startswith=f"{area}.")
+        if f"{area}." == ACCOUNT_ACTION_PREFIX:
+            is_in_area |= Q(action="factors.reset")
+        events = events.filter(is_in_area)
     if actor is not None:
         events = events.filter(actor=actor)
     if address:

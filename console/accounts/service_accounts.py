@@ -112,7 +112,7 @@ def _create_user(organization: Organization, name: str) -> User:
     The reserved domain `.invalid` receives no email (RFC 2606).
     """
     address = f"{name}@{organization.slug}.service.invalid"
-    if User.objects.filter(email=address).exists():  # such as of an organization that had this slug before
+    if User.objects.filter(email=address).exists():  # left if an administrator removed the membership in `/admin/`
         raise InvalidInput(fields={"name": _("This name is taken. Choose another one.")})
     return User.objects.create_user(address, None, is_active=False)
 

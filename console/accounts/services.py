@@ -87,7 +87,7 @@ def rename_organization(*, organization: Organization, name: str, actor: User) -
 def set_second_factor_required(*, organization: Organization, is_required: bool, actor: User) -> Organization:
     """Set whether all members need a second factor. Idempotent.
 
-    Raises InvalidInput if the actor has none: they would lock themselves out.
+    Raises InvalidInput if the actor has no second factor: they would lock themselves out.
     """
     if is_required and not second_factors.is_protected(actor):
         message = _("Set up a second factor for your own account first, under Security.")
@@ -286,7 +286,7 @@ def create_token(
     """Create an API token and return it with its secret, which is not stored. Raises InvalidInput.
 
     `scopes` limits the token to these capabilities and `view`; None: all that the role allows. It expires after `days`.
-    If the request itself uses a token (`creating_token`), the new one has at most its scopes and expires no later.
+    If the request itself uses a token (`creating_token`), the new token has at most its scopes, and expires no later.
     `actor` is the user who creates the token, if not the member.
     """
     name = _checked_name(name)
@@ -319,8 +319,8 @@ def create_token(
 def _checked_scopes(membership: Membership, scopes: Iterable[str]) -> set[str]:
     """Return the scopes and `view`, which every token has. Raises InvalidInput for a scope that the member lacks."""
     requested = {Capability.VIEW.value, *scopes}
-    known = {capability.value for capability in Capability}
-    if not requested <= known or not all(membership.allows(Capability(scope)) for scope in requested):
+    valid_scopes = {capability.value for capability in Capability}
+    if not requested <= valid_scopes or not all(membership.allows(Capability(scope)) for scope in requested):
         raise InvalidInput(fields={"scopes": _("Choose scopes that your role, and the token that you use, allow.")})
     return requested
 
@@ -356,7 +356,7 @@ def request_approval(*, user: User) -> None:
 
 
 def approve_user(*, user: User, actor: User | None) -> bool:
-    """Let a user who awaits approval log in. Returns False if the user does not await it."""
+    """Let a user who awaits approval log in. Return False if the user did not await approval."""
     with transaction.atomic():
         if not User.objects.filter(pk=user.pk, awaits_approval=True).update(awaits_approval=False):
             return False
@@ -439,8 +439,8 @@ def _insert_organization(name: str) -> Organization:
 def lock(organization: Organization) -> None:
     """Lock the organization's row for this transaction: two owners who demote each other must not both succeed.
 
-    With `no_key`, other transactions can still insert rows that reference the organization. Otherwise one of
-    them could wait for this lock while it holds another lock that the caller wants next: a deadlock.
+    With `no_key`, other transactions can still insert rows that reference the organization. An insert that waited for
+    this lock, in a transaction with a lock that the caller wants next, would be a deadlock.
     """
     Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
 

@@ -15,7 +15,7 @@ from unfold.admin import ModelAdmin
 from console.installation import selectors
 from console.installation.models import MAX_LOGO_BYTES, MAX_LOGO_PIXELS, MIN_LOGO_PIXELS, Brand, LegalText, Notice
 
-NO_LOGO = _("Choose a PNG picture of at most 256 KiB.")
+INVALID_LOGO = _("Choose a PNG picture of at most 256 KiB.")
 """The error of a file that cannot be the logo: it is no PNG picture, or it is larger than MAX_LOGO_BYTES."""
 
 
@@ -48,7 +48,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
         label=_("Logo"),
         required=False,
         help_text=_("A square PNG picture with sides of 28 to 1024 pixels, of at most 256 KiB."),
-        error_messages={"invalid_image": NO_LOGO},
+        error_messages={"invalid_image": INVALID_LOGO},
     )
     remove_logo = forms.BooleanField(label=_("Use the default logo"), required=False)
 
@@ -63,7 +63,7 @@ class BrandForm(forms.ModelForm):  # type: ignore[type-arg]  # not generic at ru
             return b""
         # ImageField has set `file.image`, the opened picture.
         if file.image.format != "PNG" or file.size > MAX_LOGO_BYTES:
-            raise ValidationError(NO_LOGO)
+            raise ValidationError(INVALID_LOGO)
         width, height = file.image.size
         if width != height or not MIN_LOGO_PIXELS <= width <= MAX_LOGO_PIXELS:
             message = _("This picture has %(width)d × %(height)d pixels. Choose a square one of 28 to 1024 pixels.")

@@ -144,5 +144,5 @@ def _luminance(color: str) -> float:
 
 
 def _linear(channel: float) -> float:
-    """Return the linear intensity of an sRGB channel; both are 0 to 1."""
+    """Return the linear intensity of an sRGB channel by WCAG 2.2; both are 0 to 1."""
     return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4

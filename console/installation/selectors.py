@@ -59,7 +59,7 @@ class Installation:
 
 
 def installation() -> Installation:
-    """Return the installation, from this process's cache or the database. Raises a database error if it has to read."""
+    """Return the installation, from this process's cache or the database. Raises a database error if both fail."""
     cached: Installation | None = caches["template_fragments"].get(CACHE_KEY)
     if cached is None:
         cached = _read_installation()

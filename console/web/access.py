@@ -41,6 +41,7 @@ class MemberRequest(HttpRequest):
 
 
 View = Callable[Concatenate[Any, Arguments], HttpResponseBase]
+"""A view. The type of its request is Any, because views behind `member` take a MemberRequest, others an HttpRequest."""
 
 
 def require_log_in(view: View[Arguments]) -> View[Arguments]:
@@ -48,7 +49,7 @@ def require_log_in(view: View[Arguments]) -> View[Arguments]:
 
     Anonymous users are redirected to the log-in page. After the log-in they get the requested page, or the page with
     the form that they submitted. htmx would insert the log-in page into the current page. So it gets a 401 instead, and
-    `app.js` shows that the session ended. For pages that browsers only open, `login_required` does the same.
+    `app.js` shows that the session ended. For pages that browsers only open, `login_required` is enough.
     """
     login_view = login_required(view)
 
@@ -65,7 +66,7 @@ def require_log_in(view: View[Arguments]) -> View[Arguments]:
 
 
 def _page_of_form(request: HttpRequest) -> str:
-    """Return the path of the page that contains the submitted form (Referer), or else that of the overview."""
+    """Return the path of the page that contains the submitted form (Referer); without one, the overview's path."""
     page = request.headers.get("Referer", "")
     is_ours = url_has_allowed_host_and_scheme(page, {request.get_host()}, require_https=request.is_secure())
     return urlsplit(page)._replace(scheme="", netloc="").geturl() if is_ours else reverse("overview")
@@ -156,7 +157,7 @@ def operator(permission: str) -> Callable[[View[Arguments]], View[Arguments]]:
 
 
 def add_errors(form: forms.Form, error: CustomerError) -> None:
-    """Add an error to the form fields that it names, or above the form."""
+    """Add an error to the form fields that it names. If it names no field, show it above the form."""
     for name, message in error.fields.items():
         form.add_error(name if name in form.fields else None, str(message))
     if not error.fields:

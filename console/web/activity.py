@@ -130,9 +130,9 @@ def describe(event: AuditEvent) -> str:
         text = MEMBER_BUDGET
     elif event.action == "job.cancelled" and event.data.get("is_notebook"):
         text = NOTEBOOK_STOPPED
-    role = event.data.get("to", "")  # the new role; other actions have another text there, such as a new name
-    kind, _colon, number = event.target.partition(":")
-    defaults = dict.fromkeys(("version", "member", "why", "node", "amount"), "")  # if the event's data lacks them
+    role = event.data.get("to", "")  # the new role; for other actions another text, such as a new name
+    kind, _colon, number = event.target.partition(":")  # pages show the target "job:12" as "#12"
+    defaults = dict.fromkeys(("version", "member", "why", "node", "amount"), "")  # for events whose data lacks them
     values: dict[str, Any] = defaults | event.data
     values["target"] = f"#{number}" if kind in {"job", "sweep"} else event.target
     if {"amount_minor", "currency"} <= event.data.keys():

@@ -1,6 +1,6 @@
 """Notices of the overview: money, failed jobs, files that will be deleted, storage and clusters.
 
-The operator's notices to everyone are others (`console.installation.models.Notice`).
+Notices that the operator writes to everyone are not among them (`console.installation.models.Notice`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _money_notices(data: OverviewData) -> Iterator[Notice]:
             "daily": money(runway.daily_minor, account.currency),
         }
         yield Notice("low_balance", text, action, url, is_urgent=True)
-    top_up = getattr(account, "auto_top_up", None)  # a one-to-one relation: without a row the attribute is missing
+    top_up = getattr(account, "auto_top_up", None)  # a one-to-one relation: without a row there is no attribute
     if top_up is not None and top_up.failures:
         card = {"card": top_up.method_label}
         if top_up.is_on:

@@ -59,7 +59,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
         "billing/cost_list.html",
         {
             "account": account,
-            "wallet": account,  # for base.html, which would read it again
+            "wallet": account,  # its name in base.html, which would query the wallet again
             "month": month,
             "months": costs.months_with_costs(organization),
             "dimension": dimension,

@@ -142,7 +142,7 @@ def dataset_import(request: MemberRequest, name: str) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def share_new(request: MemberRequest, name: str) -> HttpResponse:
-    """Create a share, and show its code once."""
+    """Create a share, and show once the code with which another organization accepts it."""
     dataset = selectors.dataset_named(request.membership.organization, name)
     code = ""
     with errors_as_message(request):

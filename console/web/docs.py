@@ -60,7 +60,7 @@ INTERNAL_COLUMN = "tests"
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with the text below it."""
+    """A heading with the text below it. `page` is the guide's name in URLs, `level` is 2 for a heading with `##`."""
 
     page: str
     anchor: str
@@ -208,7 +208,7 @@ def _without_contents(tokens: list[Token]) -> list[Token]:
 
 def _without_column(tokens: list[Token], heading: str) -> list[Token]:
     """Leave out the columns of tables that have this heading."""
-    kept: list[Token] = []
+    shown_tokens: list[Token] = []
     hidden_column: int | None = None
     column = 0
     for index, token in enumerate(tokens):
@@ -224,8 +224,8 @@ def _without_column(tokens: list[Token], heading: str) -> list[Token]:
             column = -1
         # A cell has three tokens: its opening, its contents, and its end.
         if hidden_column is None or column != hidden_column:
-            kept.append(token)
-    return kept
+            shown_tokens.append(token)
+    return shown_tokens
 
 
 def _sections(page: str, tokens: list[Token]) -> list[Section]:

@@ -115,7 +115,7 @@ def _shared_context(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "summary": summary,
-        # The quote by which the job is charged: the order's, or that of a notebook's last extension.
+        # The quote by which the job is charged: the quote of the order, or of a notebook's last extension.
         "quote": notebooks.current_quote(job),
         "files_end": _deletion_time(job),
         "keep_days": results.DEFAULT_RETENTION.days,
@@ -128,10 +128,11 @@ def header_context(job: Job) -> dict[str, Any]:
     attempt_failures = [attempt["failure"] for attempt in shared["summary"]["attempts"] if attempt["failure"]]
     explanation = failures.explain(job)
     attempts = list(job.attempts.all())
-    # Unlike `job.started_at`, the attempt's is set too if its start is observed after the cancel.
+    # Not `job.started_at`: if the start is observed after the cancel, only the attempt's time is set.
     has_started = bool(attempts) and attempts[-1].started_at is not None
     return shared | {
         "receipt": selectors.receipt(job) if job.is_ended else None,
+        # What the last failed attempt reported. `explanation` is the console's diagnosis of it.
         "failure": attempt_failures[-1] if attempt_failures and job.state == JobState.FAILED else None,
         "explanation": explanation,
         "measures_purchase": selectors.measures_purchase(job),  # whether the job is a free estimate
@@ -152,7 +153,7 @@ def header_context(job: Job) -> dict[str, Any]:
 
 
 def _time_limit(job: Job) -> dict[str, Any] | None:
-    """Return when a running notebook reaches its time limit, and how many seconds before it the page warns."""
+    """Return when a running notebook reaches its time limit, and how many seconds earlier the page begins to warn."""
     limit = notebooks.time_limit(job) if job.is_notebook else None
     if limit is None:
         return None
@@ -215,7 +216,8 @@ def _cost(job: Job) -> dict[str, Any]:
 def _configuration(job: Job) -> dict[str, Any]:
     context: dict[str, Any] = {
         "environment": _environment(job),
-        "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS),
+        # The last day that the form offers for keeping the job's files: its end is at most MAX_KEEP_DAYS from now.
+        "latest_keep": timezone.now() + timedelta(days=settings.MAX_KEEP_DAYS - 1),
     }
     if not job.builtin_script:  # a notebook or image check runs a script of the console instead of a customer's
         context |= {"configuration": reruns.configuration(job), "script_path": snapshots.script_path(job)}
@@ -307,7 +309,10 @@ def _node_row(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _innermost_frame(text: str) -> str:
-    """Return the innermost frame (`File "...", line ...`) of the current thread in faulthandler's output, or ""."""
+    """Return the innermost frame (`File "...", line ...`) of the current thread in faulthandler's output, or "".
+
+    faulthandler writes the innermost frame of each thread first.
+    """
     _before, current, after = text.partition("Current thread")
     lines = (after if current else text).splitlines()
     return next((line.strip() for line in lines if line.lstrip().startswith("File ")), "")

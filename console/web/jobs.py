@@ -39,8 +39,8 @@ MAX_SELECTED = 100
 def job_list(request: MemberRequest) -> HttpResponse:
     """List the jobs of a search. While a job is open, htmx requests the rows again and again.
 
-    The parameters are those of `JobSearch`; `?after=` or `?before=` names the job at the edge of the page, and
-    `?filters=1` shows all filters.
+    The parameters are those of `JobSearch`. `?after=<job>` shows the page that follows a job, `?before=<job>` the page
+    that precedes it, and `?filters=1` shows all filters.
     """
     organization = request.membership.organization
     search = JobSearch.parse(request.GET.dict())
@@ -185,7 +185,7 @@ def job_cancel(request: MemberRequest, pk: int) -> HttpResponse:
     job = selectors.job_for(request.membership.organization, pk)
     with errors_as_message(request):
         job = orders.cancel_job(membership=request.membership, job=job)
-        # A queued job has ended at once. Its page says what it cost.
+        # A queued job has already ended here. A started one is still stopping.
         ended = _("The notebook was stopped.") if job.is_notebook else _("The job was cancelled.")
         stopping = stopping_sentence(has_started=job.started_at is not None, is_notebook=job.is_notebook)
         messages.success(request, ended if job.is_ended else stopping)

@@ -68,7 +68,7 @@ def job_points(request: MemberRequest, pk: int) -> HttpResponse:
 def job_points_csv(request: MemberRequest, pk: int) -> HttpResponse:
     """Download every point of a job as CSV.
 
-    Names of curves begin with a letter or digit, so a spreadsheet takes none of them for a formula.
+    Names of curves begin with a letter, digit or underscore, so a spreadsheet takes none of them for a formula.
     """
     job = selectors.job_for(request.membership.organization, pk)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
@@ -92,7 +92,7 @@ def job_compare(request: MemberRequest) -> HttpResponse:
     """Compare runs in one chart per curve. `?jobs=1,2,3`, or `jobs` several times, names at most MAX_COMPARED."""
     organization = request.membership.organization
     jobs = _compared_jobs(organization, ",".join(request.GET.getlist("jobs")))
-    extents = curves.extents(jobs)
+    extents = curves.extents(jobs)  # by job id and curve name: lowest, highest and best value
     all_names = {name for extents_by_name in extents.values() for name in extents_by_name}
     # The table shows the best value of each curve, so it needs to know whether higher or lower is better.
     judged_names = {name for name in all_names if curves.better(name) is not curves.Better.UNKNOWN}
@@ -170,6 +170,7 @@ def _cost_of_value(job: Job, curve: str, text: str) -> dict[str, Any]:
     # A value that was typed for another curve means nothing for this one.
     target, error = _parse_target(text if name == curve else "")
     compared_jobs = cost_analysis.comparable_jobs(job, MAX_COMPARED - 1)
+    # `goal` is `target`, or the value that `cost_analysis` chose instead of None.
     goal, costs = cost_analysis.costs_of_value(compared_jobs, name, target)
     amounts = [cost.reached_minor for cost in costs if cost.reached_minor is not None]
     return {

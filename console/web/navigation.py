@@ -1,4 +1,4 @@
-"""The context of `base.html`: sidebar, organization, wallet. A template that needs none of them causes no query."""
+"""The context of `base.html`: sidebar, organization, wallet."""
 
 from __future__ import annotations
 

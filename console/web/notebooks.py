@@ -1,7 +1,8 @@
 """Pages of notebooks: the list, the form with its live quote, and the way into JupyterLab.
 
-A notebook is on a host name of its own (`console.serving.notebooks`), which gets no cookie of the console. So
-`notebook_open` sends the browser there with a ticket, and `admit` replaces the ticket by a cookie of that host.
+A notebook is served on a host name of its own (`console.serving.notebooks`), to which browsers send no cookie of the
+console. So `notebook_open` sends the browser there with a ticket, and `admit` replaces the ticket by a cookie of that
+host.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ ENTER_PATH = "/trainyard-enter"
 TICKET_SECONDS = 60
 """How long a ticket is valid. The redirect that carries it takes less than a second; 60 leaves room for a slow line."""
 COOKIE_SECONDS = 14 * 24 * 3600
-"""How long the cookie of a notebook's host is valid: as long as a session of the console, which must be valid too."""
+"""How long the cookie of a notebook's host is valid: as long as a session of the console (SESSION_COOKIE_AGE). `admit`
+refuses the cookie earlier if the session has ended."""
 TICKET_PURPOSE, COOKIE_PURPOSE = b"trainyard notebook ticket", b"trainyard notebook pass"
 """The purposes for which `console.core.encryption` encrypts. A text can be decrypted for its own purpose only, so a
 ticket from a URL is refused as a cookie, and a cookie as a ticket."""
@@ -213,8 +215,8 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
 def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     """Send the browser to the notebook's own host, with a ticket.
 
-    The notebook may belong to an organization of the person that is not chosen in this session, because the link may
-    come from another service (`deploy/jupyterhub`).
+    The notebook may belong to another of the person's organizations than the chosen one, because the link may come from
+    another service (`deploy/jupyterhub`).
     """
     job = _notebook_of_session(request.session.session_key or "", pk)
     if job is None:
@@ -228,7 +230,7 @@ def notebook_open(request: MemberRequest, pk: int) -> HttpResponse:
     )
     ticket = _seal(job.pk, request.session.session_key or "", seconds=TICKET_SECONDS, purpose=TICKET_PURPOSE)
     response = redirect(f"{origin_of(job.pk)}{ENTER_PATH}?{urlencode({'ticket': ticket})}")
-    response["Referrer-Policy"] = "no-referrer"
+    response["Referrer-Policy"] = "no-referrer"  # customers' code on that host never sees addresses of the console
     return response
 
 
@@ -272,7 +274,7 @@ def _refuse(request: HttpRequest, pk: int) -> HttpResponse:
     The page does not say which of the two is the case. It uses no file of the console, because it is shown on the
     notebook's host.
     """
-    # The server sends the subrequest with the console's host, so the address is one of the console.
+    # The server calls `admit` with the console's host name, so this is an address of the console.
     address = request.build_absolute_uri(reverse("job_detail", args=[pk]))
     return render(request, "jobs/notebook_closed.html", {"address": address}, status=403)
 

@@ -119,7 +119,7 @@ def webhook_send_again(request: MemberRequest, pk: int, delivery: int) -> HttpRe
 
 
 def _title(kind: str) -> str:
-    """Return the title of a kind, or its name if it is unknown: a later version wrote it before a downgrade."""
+    """Return the title of a kind. After a downgrade, rows may have a kind of the later version: return its name."""
     return str(KINDS[kind].title) if kind in KINDS else kind
 
 

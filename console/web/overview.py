@@ -66,7 +66,7 @@ def overview(request: MemberRequest) -> HttpResponse:
         "overview.html",
         {
             "account": account,
-            "wallet": account,  # for base.html, which would read it again
+            "wallet": account,  # its name in base.html, which would query the wallet again
             "notices": attention.notices(notice_data),
             "open": totals,
             "budget": next((state for state in budget_states if state.budget.user is None), None),
@@ -100,7 +100,7 @@ def _open_jobs(organization: Organization) -> list[Job]:
 
 
 def _open_rows(organization: Organization, jobs: list[Job]) -> list[rows.Row]:
-    """Return the rows of open jobs. The row of a job that waits or starts has the reason."""
+    """Return the rows of open jobs. The row of a job that waits or starts says why it does not run yet."""
     waiting_pks = [job.pk for job in jobs if job.state in {JobState.QUEUED, JobState.STARTING}]
     waiting_jobs = selectors.jobs_for(organization).filter(pk__in=waiting_pks) if waiting_pks else ()
     reasons = {job.pk: selectors.waiting_for(job) for job in waiting_jobs}

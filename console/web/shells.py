@@ -58,7 +58,7 @@ def admit(request: HttpRequest) -> HttpResponse:
     seconds while the shell is open. Last it reports the end. Each question is in an `Exchange`. Only the server can
     put an Exchange into a request, so a browser that calls this view gets 404.
 
-    The response has the status 403 if the person may not open shells, and 409 if the node can have none now.
+    The status is 403 if the person may not open shells, and 409 if no shell can be opened in the node now.
     """
     exchange = exchange_of(request)
     shell_request = exchange.shell if exchange else None

@@ -32,7 +32,7 @@ class Card:
 def status(request: MemberRequest) -> HttpResponse:
     """Show all clusters. htmx polls only the cards."""
     is_administrator = second_factors.may_administer(request.membership.user)
-    # Only administrators see which protections of runs a cluster lacks. To read them takes a request to each cluster.
+    # Only administrators see a cluster's isolation gaps. To read the gaps takes a request to each cluster.
     rows = clusters.status_rows(with_gaps=is_administrator)
     capacities = selectors.capacities_now()
     specs_by_cluster: dict[str, list[str]] = {}

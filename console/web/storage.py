@@ -45,7 +45,7 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
             "left_bytes": max(0, quota_bytes - usage.counted_bytes),
             "fraction": usage.counted_bytes / quota_bytes if quota_bytes else 1,
             "entry_bytes": ENTRY_BYTES,  # what each file or folder uses besides its content
-            "limits": selectors.limits(organization, usage),  # those of the quota other than bytes
+            "limits": selectors.limits(organization, usage),  # the quota's other limits, such as the number of files
             "shares": selectors.usage_by_kind(organization),
             "deleted": selectors.deleted(organization),
             "bins": recycle_bin.bins_of(organization),

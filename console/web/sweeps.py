@@ -53,9 +53,9 @@ ERROR_FIELDS = ("space", "objective", "method", "pruner", "trials", "concurrency
 """The API's fields whose errors the form shows beside its controls. The card shows all other errors, such as those of
 the training's own fields."""
 EXTENSION_FIELDS = ("trials", "ceiling_minor")
-"""The same for the form that orders more trials of an ended sweep: the fields whose errors it shows."""
+"""The API's fields whose errors are shown beside the controls of the form for more trials of an ended sweep."""
 EXCLUDED_FIELDS = {"sweep", "pinned_image", "ceiling_minor", "exact", "rerun_of"}
-"""Fields of the earlier order that a sweep does not copy. The ceiling, for example, is that of one run."""
+"""Fields of the earlier order that a sweep does not copy. The ceiling, for example, limits one run only."""
 METHODS = {
     Method.TPE: gettext_lazy("Bayesian (TPE): learns from ended trials"),
     Method.RANDOM: gettext_lazy("Random"),
@@ -252,7 +252,7 @@ def sweep_extend(request: MemberRequest, pk: int) -> HttpResponse:
 
 
 def _find_origin(organization: Organization, data: QueryDict) -> Job | Sweep | None:
-    """Return the job or sweep that a form starts from; None if it names none. Raises NotFound."""
+    """Return the job or sweep that a form starts from; None if `data` names neither. Raises NotFound."""
     if (pk := parse_row_id(data.get("job", ""))) is not None:
         job = jobs.job_for(organization, pk)
         if job.builtin_script:  # an image check or a notebook has no parameters to search
@@ -275,6 +275,7 @@ def _values_of_job(job: Job) -> dict[str, Any]:
     names = cost_analysis.curve_names(job)
     metric = names[0] if names else ""
     is_lower = curves.better(metric) is curves.Better.LOWER
+    # Rounded, because 0.7 / 10 gives 0.06999999999999999.
     space = [Parameter("LR", "float", low=float(f"{lr / 10:.6g}"), high=float(f"{lr * 10:.6g}"), log=True)]
     return {
         "name": job.name,
@@ -331,11 +332,15 @@ def _choices_text(choices: Sequence[Value]) -> str:
 
 
 def _condition_text(when: Condition | None) -> str:
+    """Return the condition under which a parameter is used, as the API's JSON; empty without a condition."""
     return "" if when is None else json.dumps({"parameter": when.parameter, "in": list(when.values)})
 
 
 def _parameter_names(base: Mapping[str, Any]) -> list[str]:
-    """Return the names that the form suggests: the fields, and the arguments and variables of the order."""
+    """Return the names of parameters that the form suggests.
+
+    They are those of PURCHASE_FIELDS, and the arguments and environment variables of the earlier order.
+    """
     arguments = [word.partition("=")[0] for word in base.get("arguments") or [] if word.startswith("--")]
     return [*PURCHASE_FIELDS, *dict.fromkeys(arguments), *(base.get("environment") or {})]
 
@@ -425,7 +430,7 @@ def _sort_trials(trials: list[selectors.TrialRow], sort: str, *, is_highest_best
 
 
 def _parameter_values(plan: Plan, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return each parameter's name and value, in the space's order. None means that its condition was not met."""
+    """Return each parameter's name and value, in the space's order. The value is None if its condition was not met."""
     return [(parameter.name, values.get(parameter.name)) for parameter in plan.space]
 
 

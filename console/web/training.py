@@ -140,7 +140,7 @@ class SpecChoice:
 
 
 @require_GET
-@gzip_page
+@gzip_page  # about 100 KB of HTML
 @member(Capability.RUN)
 def training_new(request: MemberRequest) -> HttpResponse:
     """Show the form. `?rerun=<job>` fills it in from a job; other parameters fill in fields by name.
@@ -158,6 +158,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
     usable_images = [image for image in images if image.pk not in problems_by_image]
     job_id = parse_row_id(request.GET.get("rerun", ""))
     earlier_job = None if job_id is None else jobs.job_for(organization, job_id)
+    if earlier_job and earlier_job.builtin_script:  # an image check or a notebook has no script and values to repeat
+        raise NotFound
     is_exact = earlier_job is not None and request.GET.get("exact") == "1"
     products = list(jobs.products())
     values = _defaults(products, usable_images, workspaces, specs) | _rerun_values(earlier_job)
@@ -165,6 +167,7 @@ def training_new(request: MemberRequest) -> HttpResponse:
     # These two parameters may come several times, and `request.GET[name]` is only the last one.
     values["secrets"] = request.GET.getlist("secrets") or values["secrets"]
     values["models"] = request.GET.getlist("models") or values["models"]
+    # A number, because the template looks for it in `checkpoint_job_ids`.
     values["from_checkpoint"] = parse_row_id(str(values["from_checkpoint"])) or ""
     checkpoint_jobs = list(jobs.jobs_with_files(organization, MAX_CHECKPOINT_JOBS))
     workspace = next((candidate for candidate in workspaces if candidate.name == values["workspace"]), None)
@@ -179,9 +182,8 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "earlier": earlier_job,
             "earlier_values": json.dumps(_earlier_values(earlier_job)),
             "is_exact": is_exact,
-            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job. None for a
-            # notebook or image check, which runs a script of the console (`builtin_script`).
-            "changes": reruns.changes(earlier_job) if earlier_job and not earlier_job.builtin_script else [],
+            # Sentences: how a rerun with the latest versions and prices would differ from the earlier job.
+            "changes": reruns.changes(earlier_job) if earlier_job else [],
             "products": products,
             "framework_titles": FRAMEWORK_TITLES,
             "images": images,
@@ -197,14 +199,15 @@ def training_new(request: MemberRequest) -> HttpResponse:
             "secrets": secret_store.secrets_for(organization).values_list("name", flat=True),
             "specs": specs,
             "account": account,
-            "wallet": account,  # for base.html, which would read it again
+            "wallet": account,  # its name in base.html, which would query the wallet again
             "units": TIME_UNITS,
             "lr_scalings": Job.LrScalings.choices,
             "retry_counts": [(0, _("none")), *((count, count) for count in range(1, MAX_RETRIES + 1))],
             "hang_policies": Job.HangPolicies.choices,
             "controllers": Job.Controllers.choices,
             "local_rank_arguments": Job.LocalRankArguments.choices,
-            # The advanced section is open if one of its fields differs from the default. Values from the URL are texts.
+            # The advanced section is open if one of its fields differs from the default. The fields are compared as
+            # texts, because values from the URL are texts.
             "is_advanced_open": any(str(values[name]) != str(default) for name, default in ADVANCED_DEFAULTS.items()),
         },
     )
@@ -403,6 +406,7 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
             "to_pay_minor": payments.shortfall_minor(quote, account=account) if account else 0,
             "notes": terms_sentences(quote.purchase),
             "warnings": script_data.warnings(request.membership.organization, quote.purchase),
+            # The path of a requirements.txt beside the script; the card offers to install its packages.
             "unchosen_requirements": packages.unchosen_file(request.membership.organization, quote.purchase),
             "idempotency_key": uuid4(),
             "problem": problem or refusal,
@@ -410,7 +414,8 @@ def _quote_card(request: MemberRequest, quote: Quote, *, problem: str = "", stal
             "is_storage_full": bool(refusal) and refusal == orders.storage_refusal(request.membership.organization),
             "stale": stale,
             "seconds_left": max(0, math.ceil((quote.expires_at - timezone.now()).total_seconds())),
-            # A free estimate would run the script in the workspace, not the stored one.
+            # An exact rerun runs the script that is stored with the earlier job. A free estimate would run the one in
+            # the workspace.
             "may_order_free_estimate": not quote.purchase.get("exact") and free_estimates.is_worthwhile(quote),
             "tax": tax_for(request.membership.organization),
             "errors": _error_slots({}, request.POST),
@@ -442,7 +447,7 @@ def _quote_errors(request: MemberRequest, error: CustomerError, limit_errors: di
 def _error_slots(errors: dict[str, Any], posted: QueryDict) -> list[tuple[str, Any]]:
     """Return (field, error) for every field, to update its error element; "" clears it.
 
-    Only the form sends `touched`. Orders come from the card and change no error elements.
+    Only the form sends `touched`. For requests of the card, such as an order, the list is empty.
     """
     if "touched" not in posted:
         return []
@@ -475,9 +480,9 @@ def _api_data(posted: QueryDict, currency: str) -> tuple[dict[str, Any], dict[st
 def _defaults(
     products: list[Product], images: list[Image], workspaces: list[Workspace], specs: list[SpecChoice]
 ) -> dict[str, Any]:
-    """Return the fields' defaults: two nodes of the first node spec, or one if it has no more.
+    """Return the default of each field. `images` are those that a cluster can run.
 
-    `images` are those that a cluster can run.
+    The default is two nodes of the first node spec, or one node if its cluster has only one.
     """
     image = default_image(images)
     spec = specs[0] if specs else None
@@ -603,6 +608,6 @@ def _script_tree(scripts: Iterable[str]) -> ScriptFolder:
             folder_at(posixpath.dirname(path)).folders.append(folders[path])
         return folders[path]
 
-    for script in sorted(scripts, key=lambda path: path.split("/")):  # by each name: `a/x.py` comes before `a-b/x.py`
+    for script in sorted(scripts, key=lambda path: path.split("/")):  # name by name: a text sort has `a-b` before `a/`
         folder_at(posixpath.dirname(script)).scripts.append((posixpath.basename(script), script))
     return folders[""]

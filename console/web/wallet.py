@@ -29,7 +29,7 @@ from console.web.amounts import AmountField, parse_row_id
 from console.web.searching import MAX_QUERY_LENGTH
 
 SUGGESTED_MULTIPLES = (4, 10, 20, 100)
-"""Top-up amounts offered as buttons, as multiples of the smallest top-up: $20, $50, $100 and $500 if that is $5."""
+"""Top-up amounts offered as buttons, as multiples of the smallest top-up. For $5 they are $20, $50, $100 and $500."""
 PAGE_SIZE = 25
 """How many transactions or receipts one page shows."""
 MAX_MATCHES = 250
@@ -81,7 +81,8 @@ def wallet(request: MemberRequest) -> HttpResponse:
 def top_up(request: MemberRequest) -> HttpResponse:
     """Start a top-up and redirect to its payment page.
 
-    If the user had to log in first, the browser comes back here with a GET, without the form: show the wallet.
+    The page with a refused form has this URL. If its form is sent after the session has ended, the log-in leads back
+    here with GET, without the form: show the wallet.
     """
     account = selectors.wallet_with_settings(request.membership.organization)
     if account is None or request.method == "GET":
@@ -156,7 +157,7 @@ def _titled_holds(account: Account) -> QuerySet[Hold]:
 
 
 def _titled_receipts(organization: Organization) -> QuerySet[Receipt]:
-    """Return an organization's receipts, newest first, with what lists show of them and what their titles need."""
+    """Return an organization's receipts, newest first, with the columns and related rows that lists show."""
     related = ("hold__quote", "hold__order__job__image")
     return selectors.receipts_for(organization).select_related(*related).only(*RECEIPT_FIELDS)
 
@@ -188,14 +189,14 @@ def _render_wallet(request: MemberRequest, account: Account, form: TopUpForm) ->
         # `account` was read before `newest`. If the top-up was credited in between, `account` has the old balance, and
         # the page has no notice that would reload it later.
         account.refresh_from_db()
-    storage = getattr(account, "storage_balance", None)
+    storage = getattr(account, "storage_balance", None)  # a one-to-one relation: without a row there is no attribute
     entries_page = Paginator(selectors.wallet_entries(account), PAGE_SIZE).get_page(request.GET.get("page"))
     return render(
         request,
         "billing/wallet.html",
         {
             "account": account,
-            "wallet": account,  # for base.html, which would read it again
+            "wallet": account,  # its name in base.html, which would query the wallet again
             "form": form,
             "suggested_amounts": suggested_amounts(account.currency),
             "page": entries_page,

@@ -54,7 +54,7 @@ from storage.workspace_templates import templates
 PAGE_ROWS = 500
 """How many entries of a folder one page shows. Longer tables are slow in browsers."""
 MAX_EXISTING_NAMED = 10
-"""How many of the files that an upload would replace are named, before an ellipsis. The question shows no more."""
+"""How many of the files that an upload would replace the page names when it asks. An ellipsis stands for the others."""
 MAX_PATHS_LOOKED_UP = 20_000
 """For how many files of an upload `workspace_existing` looks up whether they exist. 20,000 take half a second, but a
 request of the size that the server accepts could name a million."""
@@ -108,9 +108,9 @@ class WorkspaceForm(NamedForm):
 @member(Capability.VIEW)
 def workspace_list(request: MemberRequest) -> HttpResponse:
     """List the workspaces of a search."""
-    workspaces, search = search_and_sort(request, selectors.workspaces_for(request.membership.organization))
+    workspaces, search_context = search_and_sort(request, selectors.workspaces_for(request.membership.organization))
     page = Paginator(workspaces, PAGE_SIZE).get_page(request.GET.get("page"))
-    context = {"page": page, **search, **_imports_context(request)}
+    context = {"page": page, **search_context, **_imports_context(request)}
     return render(request, "storage/workspace_list.html", context)
 
 
@@ -154,7 +154,7 @@ def workspace_new(request: MemberRequest) -> HttpResponse:
 @require_GET
 @member(Capability.VIEW)
 def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpResponse:
-    """Show a page of a folder of a workspace, folders first. The path of a file redirects to the editor."""
+    """Show one page of a workspace's folder, folders first. The path of a file redirects to the editor."""
     workspace = _workspace(request, name)
     organization, after = request.membership.organization, request.GET.get("after", "")
     try:
@@ -191,7 +191,7 @@ def workspace_detail(request: MemberRequest, name: str, path: str = "") -> HttpR
 def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse:
     """Open a file in the editor, or show why the editor cannot open it. `?new=1` opens a new file.
 
-    A notebook is shown with its cells and outputs; `?source=1` opens its text in the editor.
+    A notebook (`.ipynb`) is shown with its cells and outputs; `?source=1` opens its text in the editor.
     """
     workspace = _workspace(request, name)
     root = selectors.workspace_folder(workspace)
@@ -230,7 +230,7 @@ def workspace_file(request: MemberRequest, name: str, path: str) -> HttpResponse
 
 
 def _viewer_context(root: Path, path: str) -> dict[str, Any]:
-    """Return the context that shows a notebook or picture, which the editor cannot open."""
+    """Return the context that shows a file that the editor cannot open: a notebook (`.ipynb`) or a picture."""
     if path.lower().endswith(".ipynb"):
         return _notebook_context(root, path)
     file = files.read(root=root, path=path)
@@ -247,7 +247,7 @@ def _notebook_context(root: Path, path: str) -> dict[str, Any]:
 @require_POST
 @member(Capability.STORE)
 def workspace_train(request: MemberRequest, name: str, path: str) -> HttpResponse:
-    """Export a notebook as a script beside it, and open the form of a training with that script."""
+    """Export a notebook (`.ipynb`) as a script beside it, and open the form of a training with that script."""
     workspace = _workspace(request, name)
     root = selectors.workspace_folder(workspace)
     script_path = f"{posixpath.splitext(path)[0]}.py"
@@ -255,15 +255,18 @@ def workspace_train(request: MemberRequest, name: str, path: str) -> HttpRespons
         file = files.read(root=root, path=path)
         with file.stream:
             script = script_of(file)
-        expected: list[str] = []  # none: the script must not exist yet
+        expected_versions: list[str] = []  # none: the script must not exist yet
         with suppress(FileMissing):
             earlier = files.read_versioned_text(root=root, path=script_path)
             if not earlier.text.startswith(EXPORT_MARK):
                 message = _("%(path)s exists and was not exported from a notebook. Rename it, or the notebook.")
                 raise NameTaken(message % {"path": script_path})
-            expected = [earlier.version]
+            expected_versions = [earlier.version]
         catalog.write_file(
-            workspace=workspace, path=script_path, stream=io.BytesIO(script.encode()), expected_versions=expected
+            workspace=workspace,
+            path=script_path,
+            stream=io.BytesIO(script.encode()),
+            expected_versions=expected_versions,
         )
     except CustomerError as error:
         show_error(request, error)
@@ -313,7 +316,7 @@ def workspace_save(request: MemberRequest, name: str, path: str) -> JsonResponse
 
 
 def _conflict_response(workspace: Workspace, path: str, text: str) -> JsonResponse:
-    """Return the response to a save that would overwrite another one. `text` is the text that was not saved."""
+    """Return the response to a save of a file that changed after the editor loaded it. `text` was not saved."""
     try:
         stored = files.read_versioned_text(root=selectors.workspace_folder(workspace), path=path)
         message = _("This file changed after you opened it. Nothing was saved.")
@@ -332,8 +335,8 @@ def workspace_existing(request: MemberRequest, name: str) -> JsonResponse:
     """Return which files an upload would replace, as a list, so that the page can ask before it uploads.
 
     After MAX_EXISTING_NAMED files an ellipsis stands for the others. The answer is null for more than
-    MAX_PATHS_LOOKED_UP paths; the page then asks without names. The body is the JSON list of the uploaded files' paths.
-    Paths that are invalid are left to the upload.
+    MAX_PATHS_LOOKED_UP paths; the page then asks without names. The request's body is the JSON list of the paths.
+    Invalid paths are skipped here, because the upload refuses them.
     """
     root = selectors.workspace_folder(_workspace(request, name))
     try:
@@ -371,9 +374,9 @@ def workspace_download(request: MemberRequest, name: str, path: str) -> HttpResp
 def workspace_new_entry(request: MemberRequest, name: str) -> HttpResponse:
     """Create a folder, or open a new file in the editor."""
     workspace = _workspace(request, name)
-    folder, entry = request.POST.get("folder", ""), request.POST.get("name", "").strip()
-    path = posixpath.join(folder, entry.strip("/"))
-    if not entry:
+    folder, entry_name = request.POST.get("folder", ""), request.POST.get("name", "").strip()
+    path = posixpath.join(folder, entry_name.strip("/"))
+    if not entry_name:
         messages.error(request, _("Enter a name."))
         return _redirect_to_folder(name, folder)
     if request.POST.get("kind") == "file":
@@ -505,7 +508,7 @@ def _workspace(request: MemberRequest, name: str) -> Workspace:
 
 
 def _redirect_to_folder(name: str, folder: str) -> HttpResponse:
-    """Redirect to a folder of the workspace `name`; empty: to its top."""
+    """Redirect to a folder of the workspace `name`, or to the workspace's top if `folder` is empty."""
     return redirect("workspace_folder", name, folder) if folder else redirect("workspace_detail", name)
 
 

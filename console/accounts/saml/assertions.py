@@ -30,7 +30,7 @@ def require_profile(auth: OneLogin_Saml2_Auth) -> None:
     """Check the assertion of a valid response. Raises InvalidAssertion.
 
     Only the assertion is signed, so this function reads nothing outside it. python3-saml needs only one valid subject
-    confirmation and does not tell which it accepted. Therefore every one must fulfil the rules here.
+    confirmation and does not tell which one it accepted. Therefore every confirmation must fulfil the rules here.
     """
     document = Xml.to_etree(auth.get_last_response_xml())
     if not Xml.query(document, f"{ASSERTION}/saml:Conditions/saml:AudienceRestriction/saml:Audience"):

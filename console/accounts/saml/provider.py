@@ -49,4 +49,4 @@ class Provider(SAMLProvider):  # type: ignore[misc]  # allauth publishes no type
             raise ImmediateHttpResponse(render_authentication_error(request, self)) from None
 
 
-provider_classes = [Provider]
+provider_classes = [Provider]  # allauth reads this name

@@ -27,9 +27,9 @@ RESPONSE_SECONDS = 300
 @csrf_exempt
 @require_POST
 def receive_response(request: HttpRequest, organization_slug: str) -> HttpResponse:
-    """Store a provider's response for the page that checks it, and redirect there.
+    """Store a provider's response, and redirect to the page that checks it.
 
-    The browser sends no session cookie with a form from the provider's site, but sends it when it follows the redirect.
+    A browser sends no session cookie with a form from the provider's site, but sends the cookie after the redirect.
     Everyone can post here. Therefore the number of responses, their size and how long they are stored are limited.
     """
     get_app_or_404(request, organization_slug)

@@ -281,8 +281,8 @@ def ago(value: datetime | str | None) -> str:
     if at is None:
         return "–"
     seconds = round((at - timezone.now()).total_seconds())
-    # Pages that refresh find the text in the cache: for 10 seconds it is the same, and from an hour on whole minutes
-    # are enough.
+    # Rounded, so that pages that refresh find the text in the cache: up to 10 seconds are "just now", and from an hour
+    # on whole minutes are enough.
     if abs(seconds) < 10:
         seconds = 0
     elif abs(seconds) > 3600:
@@ -381,7 +381,7 @@ def control(field: BoundField, classes: str = "") -> SafeString:
 def error_slot(name: str, sentence: str = "", *, oob: bool = False) -> SafeString:
     """Render the element that shows the error of the field `name`.
 
-    The response to a quote replaces the element. It is then rendered with `oob`: htmx swaps it out of band.
+    The response to a quote contains the element again, rendered with `oob`: htmx replaces the one on the page.
     """
     return format_html(
         '<div class="invalid-feedback d-block" id="error-{}" role="alert"{}>{}</div>',

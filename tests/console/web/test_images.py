@@ -1,6 +1,7 @@
 """Pages of a customer's own images and their registries, and which image the training form selects."""
 
 import re
+from http import HTTPStatus
 
 import pytest
 from django.urls import reverse
@@ -100,6 +101,7 @@ def test_an_image_is_checked_from_its_page_or_the_training_form_up_to_a_daily_li
     page = owner_page.get(path).content.decode()
     assert "not checked" in page  # the run has not started
     assert "Run again" not in page  # which would open the training form
+    assert owner_page.get(reverse("training_new"), {"rerun": Job.objects.get().pk}).status_code == HTTPStatus.NOT_FOUND
     htmx = {"hx-request": "true"}
     started = check(data=customer.form(), headers=htmx)
     assert started["HX-Redirect"] == reverse("job_detail", args=[Job.objects.latest("pk").pk])

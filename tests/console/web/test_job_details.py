@@ -1,5 +1,6 @@
 """The job page's forms for name, tags, notes and retention, and the search of the list."""
 
+import re
 from datetime import timedelta
 
 from django.urls import reverse
@@ -23,6 +24,10 @@ def test_the_page_shows_and_changes_the_details(customer, owner_page):
     assert "&lt;/textarea&gt;&lt;b&gt;" in html
     assert f'value="{day}"' in html
     assert "then deleted" in html
+    last_day = re.search(r'name="keep_until"[^>]* max="([^"]+)"', html)[1]
+    owner_page.post(url, {"keep_until": last_day})
+    job.refresh_from_db()
+    assert timezone.localtime(job.keep_until).date().isoformat() == last_day  # accepted to its end
     # The page warns in the last seven days only.
     assert "will be deleted on" not in owner_page.get(reverse("job_detail", args=[job.pk])).text
     owner_page.post(url, {"keep_until": (timezone.now() + 3 * DAY).date().isoformat()})
