@@ -65,7 +65,7 @@ class StripeStatus:
 
 
 def is_live() -> bool:
-    """Return whether real money moves."""
+    """Return whether real money moves. Stripe's secret keys begin with `sk_live_` or `rk_live_` then."""
     return "_live_" in settings.STRIPE_SECRET_KEY
 
 
@@ -86,7 +86,7 @@ def create_customer(*, reference: str, name: str, email: str, replaces: str = ""
     this one replaces, if any. It changes the idempotency key; with the old key, the provider would return the deleted
     customer again.
     """
-    # Stripe refuses a repeated key with other parameters, so the key depends on them.
+    # The key depends on the parameters, because Stripe refuses a repeated key with other parameters.
     fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
     created = _call(
         lambda: _client().v1.customers.create(
@@ -220,7 +220,7 @@ def find_charge(*, reference: str, customer_id: str) -> StripeStatus | None:
 
 
 def refund(*, reference: str, payment_intent_id: str, amount_minor: int) -> StripeStatus:
-    """Refund an amount to the original payment method. Idempotent on `reference`.
+    """Refund an amount to the original payment method. Idempotent on `reference`, the id of our Refund.
 
     Raises PaymentRefused. After PaymentUnavailable the result is unknown: repeat the same call.
     """
@@ -360,6 +360,7 @@ def _find_by_reference(name: str, reference: str, objects: Sequence[Any]) -> Str
 
 def _card(method: dict[str, Any]) -> Card:
     """Convert a payment method of the provider. Methods other than cards have neither last digits nor expiry."""
+    # The details are in a field that is named after the type, for example `card`.
     details = method.get(method["type"]) or {}
     brand = str(details.get("display_brand") or details.get("brand") or method["type"]).replace("_", " ").title()
     year, month = details.get("exp_year"), details.get("exp_month")

@@ -93,8 +93,8 @@ def make_quote(
 ) -> Quote:
     """Price a purchase for an organization and store the quote.
 
-    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought; it is stored as
-    `Quote.purchase`. See `pricing.quote` for the numbers. With a `book`, its prices apply instead of the current ones.
+    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought. It is stored as
+    `Quote.purchase`. See `price` for the other parameters. With a `book`, its prices apply instead of the current ones.
     Raises NoWallet, NotPriced, and QuoteRefused, whose `fields` name the value to change.
     """
     prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
@@ -125,10 +125,10 @@ def make_sweep_quote(
 ) -> Quote:
     """Store the quote of a sweep of at most `trials` runs.
 
-    `offers` price the corners of the search space: a trial at each combination of extreme values. Terms and deadline
-    are those of the most expensive corner, and the sweep's ceiling is `trials` times that corner's ceiling. A lower
-    `ceiling_minor` of the customer replaces the sweep's ceiling; then fewer trials start. Raises QuoteRefused if
-    `ceiling_minor` is too small for one trial.
+    `offers` price the corners of the search space: a trial at each combination of extreme values. The quote has the
+    terms and the deadline of the most expensive corner. The sweep's ceiling is `trials` times that corner's ceiling, or
+    the customer's `ceiling_minor` if that is lower; then fewer trials start. Raises QuoteRefused if `ceiling_minor` is
+    too small for one trial.
     """
     most_expensive, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
     all_trials = pricing.trials_line(trials, most_expensive.ceiling_minor)
@@ -139,7 +139,8 @@ def make_sweep_quote(
     lines = [all_trials]
     if ceiling < all_trials.amount_minor:
         lines.append(pricing.above_ceiling_line(all_trials.amount_minor - ceiling))
-    # A usual trial lies between the corners, hence their mean; the high estimate assumes the most expensive corner.
+    # The costs of most trials lie between those of the corners, so p50 assumes the mean of all corners. p90 assumes the
+    # most expensive one.
     mean_p50_minor = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
     sweep_offer = dataclasses.replace(
         most_expensive,
@@ -161,7 +162,7 @@ def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], dea
     """
     original = hold.quote
     offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
-    # `basis` is the stored estimate.
+    # `basis` is the stored estimate. Its times are those of the old deadline, but its source still applies.
     source = original.basis["source"]
     estimate = pricing.Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source=source)
     return _store(
@@ -214,7 +215,7 @@ def make_free_quote(
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,
         nodes=nodes,
-        epochs=1,
+        epochs=1,  # without effect, because an epoch costs 0
         hourly=Decimal(0),
         per_epoch=Decimal(0),
         minimum_minor=0,

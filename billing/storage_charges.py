@@ -1,9 +1,9 @@
 """Charge storage by the day: the price book's price per GB and month, beyond the policy's free allowance.
 
 Each day `jobs.storage_billing` measures the storage in use and calls `charge_day`; a day without a call is free. The
-day's cost is added to the amount due. Whole minor units of it are charged at once; fractions wait for the next day. A
-charge takes at most the available amount of the wallet, credit first. The rest stays due until money is paid in, so a
-wallet never falls below its holds.
+day's cost is added to the amount due. Whole minor units of the amount due are charged at once; fractions wait for the
+next day. A charge takes at most the available amount of the wallet, credit first, so a wallet never falls below its
+holds. The rest stays due until money is paid in.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
 
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too. The
-    quote's prices are 0, and its estimate and deadline are made up: none is used, because the amount is known.
+    quote's prices are 0, and its estimate and deadline are made up. None of these is used, because the amount is known.
     """
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,

@@ -44,7 +44,7 @@ class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djang
         self.fields["amount"] = forms.DecimalField(
             label=_("Amount (%(currency)s)") % {"currency": currency},
             min_value=0,
-            max_digits=14,  # as the column: moving the decimal point does not change the number of digits
+            max_digits=14,  # as the column, which stores the same digits: `clean_amount` only moves the decimal point
             decimal_places=PRICE_DECIMALS + decimals(currency),
             widget=AmountInput,
         )
@@ -124,9 +124,9 @@ class NodeSpecForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Dj
     """The form of a node spec."""
 
     def clean(self) -> dict[str, Any] | None:
-        """Refuse parts of cores on Slurm, which gives whole ones: fewer nodes would fit than the console expects."""
+        """Refuse parts of cores on Slurm, which assigns whole cores: fewer nodes would fit than the console expects."""
         cleaned_data = super().clean()
-        # The cores of an existing node spec are no field, since they stay as they were sold.
+        # The form of an existing node spec has no field for cores, since they stay as they were sold.
         cpus = self.cleaned_data.get("cpus", self.instance.cpus)
         name = self.cleaned_data.get("cluster") or next(iter(settings.TRAINYARD_CLUSTERS))
         if cpus and cpus % 1 and isinstance(settings.TRAINYARD_CLUSTERS.get(name), SlurmConfig):

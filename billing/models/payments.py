@@ -268,7 +268,8 @@ class Dispute(models.Model):
         ordering = ("-opened_at",)
         constraints = (
             models.CheckConstraint(
-                # Without a withdrawal, F("is_withdrawn") is false. Q(is_reinstated=False) would need a migration.
+                # The second part is only checked without a withdrawal, so F("is_withdrawn") is false there. The simpler
+                # Q(is_reinstated=False) would need a migration.
                 condition=Q(is_withdrawn=True) | Q(is_reinstated=F("is_withdrawn")),
                 name="only_what_was_withdrawn_is_reinstated",
             ),

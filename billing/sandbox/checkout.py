@@ -1,8 +1,8 @@
 """Checkout Sessions in the sandbox: pages that take a payment or save a card, and the bank's challenge page.
 
-A Checkout Session changes only while its status is `open`. If a function serves a route of Stripe's API, its docstring
-begins with that route. Fields that begin with `_` are the sandbox's own, and responses omit them: `_title` is the line
-item's name, `_intent` the parameters for the payment intent, `_session` the id of an intent's session.
+A Checkout Session changes only while its status is `open`. The docstring of a function that serves a route of Stripe's
+API begins with the route. Fields that begin with `_` are the sandbox's own, and responses omit them: `_title` is the
+line item's name, `_intent` the parameters for the payment intent, `_session` the id of an intent's session.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from billing.sandbox.provider import Provider
 from billing.sandbox.store import StripeObject
 
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
-"""Delays between retries of a webhook; the last one repeats. Stripe's are hours. These are short, because the console
-usually fails to answer only while it restarts."""
+"""Delays between retries of a webhook; the last one repeats. Stripe's delays are hours. These are short, because the
+console usually fails to answer only while it restarts."""
 ANSWER_SECONDS = 10
 """How long to wait for the console's answer. It stores an event in much less, unless it is just starting."""
 

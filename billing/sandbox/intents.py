@@ -100,8 +100,8 @@ def decline_error(decline: Decline, **more: Any) -> Refused:
 def make_intent(account: StripeAccount, form: Form) -> StripeObject:
     """POST /v1/payment_intents; with the parameter `confirm`, the intent is confirmed at once.
 
-    The function `confirm` then resolves the form's `payment_method` again. If that is the name of a test card, this
-    creates a second method, which replaces the first.
+    The function `confirm` then resolves the form's `payment_method` again. For the name of a test card, this creates a
+    second payment method, which replaces the first.
     """
     customer_id = form.get("customer")
     if customer_id:

@@ -35,8 +35,8 @@ class Response:
 class Provider:
     """The payment provider. Thread-safe.
 
-    It calls `after_request` after each request. `billing.sandbox.delivery` replaces this function, so that new events
-    wake it.
+    It calls `after_request` after each request. `billing.sandbox.delivery` replaces this function, so that a request
+    wakes the delivery of its events.
     """
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class Provider:
             except Refused as error:
                 response = Response(error.status, error.answer)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                # The routes do not check the structure of nested parameters, so a malformed request fails with these.
+                # The routes do not check the structure of nested parameters, so malformed requests raise these errors.
                 response = Response(HTTPStatus.BAD_REQUEST, Refused(f"Invalid request: {error}").answer)
             # As at Stripe, a decline is replayed, but a request refused as invalid may be corrected and sent again.
             if idempotency_key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:

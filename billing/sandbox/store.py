@@ -61,7 +61,10 @@ class Store:
         return [objects[key] for key in islice(reversed(objects), count)]
 
     def commit(self) -> None:
-        """Append the changes since the last commit to the journal as one line: a list of [kind, id, fields or null]."""
+        """Append the changes since the last commit to the journal as one line.
+
+        The line is a list of [kind, id, fields]. The fields of a removed record are null.
+        """
         if self._changed and self._path is not None:
             changes = [[kind, key, self.get(kind, key)] for kind, key in self._changed]
             with self._path.open("a") as journal:
