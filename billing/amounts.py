@@ -75,6 +75,7 @@ def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) ->
 
 @lru_cache(maxsize=MAX_CACHED_AMOUNTS)
 def _format_money(amount_minor: Decimal | int, currency: str, exact: bool, language: str) -> str:
+    """Format an amount for `money`. The language is a parameter, so that the cache tells languages apart."""
     locale = locale_of(language)
     amount, digits = to_major(amount_minor, currency), decimals(currency)
     if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():

@@ -214,7 +214,7 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
 
     Returns False if the intent does not belong to an automatic top-up, but for example to a payment page. Call it in a
     transaction. `livemode` (whether real money moved) and `at` (Unix time) come unchecked from the provider. Raises
-    Quarantined, by which the event waits for an administrator, if the intent does not match the top-up's row.
+    Quarantined if the intent does not match the top-up's row. The event then waits for an administrator.
     """
     reference = (intent.get("metadata") or {}).get("top_up")
     if reference is None:

@@ -209,6 +209,7 @@ def record_low_balances() -> None:
 
 @transaction.atomic
 def _warn(account: Account) -> None:
+    """Create the wallet's warning and publish it, unless the wallet already has a warning. `emails` emails it."""
     _warning, is_new = BalanceWarning.objects.get_or_create(account=account)
     if is_new:
         data = {"available_minor": account.available_minor, "currency": account.currency}

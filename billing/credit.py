@@ -4,8 +4,8 @@ A lot (CreditGrant) is one granted amount with one expiry. Its `amount_minor` sp
 free credit. These parts change only while the wallet's row is locked, in one transaction with the wallet's balance, so
 that parts and balance agree.
 
-An open hold reserves credit, and can spend it even after it expires. When the hold is settled, it also spends credit
-that was granted meanwhile, in the same order.
+An open hold reserves credit, and can spend this credit even after it expires. When the hold is settled, credit that is
+free by then pays too, in the same order.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
 
 @transaction.atomic
 def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
+    """Grant the credit of the voucher with this normalized code. Raises VoucherRefused."""
     # Locked, so that concurrent redemptions cannot both take the last use.
     voucher = Voucher.objects.select_for_update().filter(code=code).first() if code else None
     now = timezone.now()
@@ -233,6 +234,7 @@ def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
 
 
 def _add_reserved(hold: Hold, grant_id: uuid.UUID, amount_minor: int) -> None:
+    """Note that a hold reserves more of a lot. The caller updates the lot's own total (`reserved_minor`)."""
     use, _created = CreditUse.objects.get_or_create(hold=hold, grant_id=grant_id)
     CreditUse.objects.filter(pk=use.pk).update(reserved_minor=F("reserved_minor") + amount_minor)
 

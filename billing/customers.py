@@ -88,7 +88,7 @@ def forget(customer_id: str) -> bool:
 
 
 def has_deleted_customer(organization: Organization) -> bool:
-    """Return whether a customer of this organization was ever deleted at the provider, and its cards with it."""
+    """Return whether a customer of this organization, and with it the saved cards, was ever deleted at the provider."""
     rows = PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode())
     return rows.exclude(lost_id="").exists()
 

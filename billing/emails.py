@@ -60,7 +60,7 @@ def payers(organization: Organization) -> set[User]:
 
 
 def mail_recipients(organization: Organization, kind: str) -> set[User]:
-    """Return the active members who chose emails of this notification kind and whose role may see it."""
+    """Return the active members who chose emails of this notification kind, and whose role may see such notices."""
     members = Membership.objects.filter(organization=organization, user__is_active=True).select_related("user")
     return {member.user for member in members if notifications.wants_mail(member, kind)}
 

@@ -65,7 +65,7 @@ class StripeStatus:
 
 
 def is_live() -> bool:
-    """Return whether real money moves. Stripe's secret keys begin with `sk_live_` or `rk_live_` then."""
+    """Return whether real money moves. Only keys of Stripe's live mode contain `_live_`."""
     return "_live_" in settings.STRIPE_SECRET_KEY
 
 
@@ -277,8 +277,8 @@ def events_since(created: int) -> Iterator[dict[str, Any]]:
 def verify(payload: bytes, header: str) -> dict[str, Any]:
     """Verify a webhook's signature and return its event. `header` is Stripe-Signature.
 
-    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if its
-    time and ours differ by more than the tolerance, or if the body is not an event.
+    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if the
+    header's time and ours differ by more than the tolerance, or if the body is not an event.
     """
     stamp, signatures = _parse_header(header)
     if abs(time.time() - stamp) > SIGNATURE_TOLERANCE_SECONDS:

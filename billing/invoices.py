@@ -65,7 +65,8 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
     """Issue an invoice for all uninvoiced receipts before `until` (default: now).
 
     Returns None if the receipts cost nothing. An invoice with `until` is a periodic one: an email and a notification
-    announce it. `user` is the member who requests any other invoice. Idempotent and safe under concurrent calls.
+    announce it. `user` is the member who requested the invoice, None for a periodic one. Idempotent and safe under
+    concurrent calls.
     """
     issued_at = timezone.now()
     period_end = until or issued_at

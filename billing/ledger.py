@@ -7,7 +7,8 @@ Every transaction locks rows in the same order, which prevents deadlocks: first 
 a hold, top-up or invoice series, then the wallet, then its settings of automatic top-ups. `post` locks the accounts of
 organizations by id, then the platform's accounts by id. Many transactions share a platform account, so the platform's
 accounts come last and are locked for the shortest time. Organizations and accounts are locked FOR NO KEY UPDATE, which
-lets other transactions insert rows that reference them: they do so while they hold later locks.
+does not block inserts of rows that reference them. Other transactions make such inserts while they hold later locks, so
+a blocked insert could be a deadlock.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ def _insufficient_funds(account: Account, needed_minor: int) -> InsufficientFund
 
 
 def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
+    """Return the account of this kind of the wallet's organization, in the wallet's currency. Create it if needed."""
     owner = {"organization_id": wallet.organization_id, "kind": kind, "currency": wallet.currency}
     Account.objects.bulk_create([Account(**owner)], ignore_conflicts=True)
     return Account.objects.get(**owner)

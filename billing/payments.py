@@ -134,7 +134,7 @@ def fail_session(session: Mapping[str, Any]) -> TopUp:
 
 
 def parse_timestamp(stamp: object) -> datetime:
-    """Convert the provider's Unix time. Returns now for an unreadable time, which must not stop the payment."""
+    """Convert the provider's Unix time. Returns now if the time is unreadable, so that the payment is not lost."""
     try:
         return datetime.fromtimestamp(stamp, UTC)  # type: ignore[arg-type]  # other types raise, which is handled
     except (TypeError, ValueError, OverflowError, OSError):

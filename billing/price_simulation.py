@@ -47,7 +47,7 @@ class Simulation:
     month: Month
     customers: list[CustomerSimulation]
     unpriced: dict[str, int] = field(default_factory=dict)
-    """Number of runs whose purchase has no price in the draft, by the purchase's name. Their original cost is used."""
+    """Number of runs that have no price in the draft, by product, node spec and nodes. Their original cost is used."""
     without_usage: int = 0
     """Number of runs whose usage or node spec is unknown, because an early version wrote their receipts. Their original
     cost is used."""

@@ -384,6 +384,7 @@ def _completed_cost(terms: Terms, seconds: Decimal) -> int:
 
 
 def _epochs_line(terms: Terms) -> Line:
+    """Return the line of all epochs: in fixed mode the fixed price, in metered mode the price of completing them."""
     rule = "fixed_price" if terms.mode is Mode.FIXED else "epochs_completed"
     return _line(rule, Decimal(terms.epochs), "epochs", terms.per_epoch)
 
@@ -419,7 +420,7 @@ def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
                 amount_minor=amount,
                 began_at=part.began_at,
                 ended_at=part.ended_at,
-                # Usage without ranges has one part without a start, on all nodes of the quote, which need not be shown.
+                # Without ranges, the only part has no start. It has all nodes of the quote, which need not be shown.
                 nodes=part.nodes if part.began_at else 0,
             )
         )
@@ -427,6 +428,7 @@ def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
 
 
 def _time_line(terms: Terms, seconds: Decimal) -> Line:
+    """Return the line of `seconds` on all nodes of `terms`, at the node-hour price."""
     hours = seconds * terms.nodes / SECONDS_PER_HOUR
     return Line(
         rule="time_used",

@@ -184,6 +184,7 @@ def _store(
     offer: pricing.Offer,
     estimate: pricing.Estimate,
 ) -> Quote:
+    """Store an offer as a quote, which is valid for `QUOTE_TTL_SECONDS`. `payload` becomes `Quote.purchase`."""
     return Quote.objects.create(
         organization=organization,
         created_by=user,
@@ -237,7 +238,7 @@ def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
         quote = Quote.objects.get(organization=organization, pk=UUID(str(quote_id)))
     except (Quote.DoesNotExist, ValueError) as error:
         raise NotFound(_("This quote does not exist. Request a new one.")) from error
-    quote.organization = organization  # the caller's object, which saves a query
+    quote.organization = organization  # the caller's object, so that no query reads it again
     return quote
 
 

@@ -240,6 +240,7 @@ def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = Non
 
 
 def _locked_refund(pk: UUID) -> Refund:
+    """Return the refund, locked together with its top-up."""
     # Lock order everywhere: the top-up before its refunds.
     TopUp.objects.select_for_update(of=("self",)).get(refunds=pk)
     return Refund.objects.select_for_update(of=("self",)).select_related("top_up__account").get(pk=pk)

@@ -113,7 +113,7 @@ class ShowsAmounts:
         return self._with_formatted_amounts(super().get_readonly_fields(request, obj))  # type: ignore[misc]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        """Return a page's fields, with amounts as money, which cannot be edited: `AmountForm` has a field for that."""
+        """Return a page's fields, with amounts as read-only money. `AmountForm` has the field to type an amount in."""
         return self._with_formatted_amounts(super().get_fields(request, obj))  # type: ignore[misc]
 
     def _with_formatted_amounts(self, names: Sequence[Any]) -> Sequence[Any]:

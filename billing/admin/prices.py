@@ -105,6 +105,7 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return super().formfield_for_choice_field(db_field, request, **options | {"choices": choices})
 
     def _is_draft(self, book: models.PriceBook | None) -> bool:
+        """Return whether the book's prices can be edited. On the page of a new book, `book` is None."""
         return book is None or book.published_at is None
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -267,6 +268,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
 
 
 def _simulation_report(simulation: price_simulation.Simulation) -> Report:
+    """Return the page of a simulation: totals, a row for each customer, and notes about runs at their original cost."""
     currency = simulation.book.currency
     notes = [
         _("The draft has no price for %(what)s. The original cost is used for %(runs)d runs.")
@@ -314,6 +316,7 @@ def _simulation_report(simulation: price_simulation.Simulation) -> Report:
 
 
 def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
+    """Return the page that compares two books, with a row for each price that differs."""
     changes = price_simulation.diff(old=old, new=new)
     rows = [
         [change.name, _amount(change.old, old), _amount(change.new, new), _percent(change.fraction)]
@@ -346,8 +349,10 @@ def _supported_currency(book: models.PriceBook) -> str:
 
 
 def _amount(value: Decimal | None, book: models.PriceBook) -> str:
+    """Format a price of a book, with all its decimals; a dash if the book lacks it (None)."""
     return "–" if value is None else money(value, book.currency, exact=True)
 
 
 def _percent(fraction: float | None) -> str:
+    """Format a change with its sign: 0.5 is +50.0%. A dash for None."""
     return "–" if fraction is None else f"{fraction:+.1%}".replace("-", MINUS)

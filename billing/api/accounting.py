@@ -301,6 +301,7 @@ class InvoiceCsvView(TenantView):
 
 
 def _member(organization: Organization, email: str | None) -> User | None:
+    """Return the member with this address, or None if none is given, for the organization. Raises InvalidInput."""
     if not email:
         return None
     # Stored addresses are in lower case.

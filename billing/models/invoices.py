@@ -1,6 +1,6 @@
 """Invoices, credit notes, the billing policy and billing details.
 
-Triggers keep invoices and their lines unchanged, number them without gaps, and check that an invoice equals its lines.
+Triggers keep invoices and their lines unchanged, refuse gaps in the numbers, and check that lines sum to their invoice.
 """
 
 from __future__ import annotations

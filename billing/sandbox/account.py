@@ -190,7 +190,7 @@ def money_of(form: Form, name: str, currency: str, maximum: int = LARGEST_AMOUNT
 
 
 def amount_of(form: Form, name: str, maximum: int = LARGEST_AMOUNT) -> int:
-    """Return an integer parameter from 1 to `maximum`, which need not be money. Raises Refused."""
+    """Return an integer parameter, such as an amount or a quantity, from 1 to `maximum`. Raises Refused."""
     amount = integer(form, name)
     if amount < 1:
         raise Refused("This value must be greater than or equal to 1.", code="parameter_invalid_integer", param=name)

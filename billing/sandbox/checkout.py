@@ -182,6 +182,7 @@ def _pay(account: StripeAccount, session: StripeObject, method: StripeObject) ->
 
 
 def _complete_payment(account: StripeAccount, session: StripeObject) -> FormResult:
+    """Complete a session whose intent has been charged, and send the payer back to the console."""
     account.change(session, status="complete", payment_status="paid", url=None)
     account.emit("checkout.session.completed", session)
     return FormResult(next_url=session["success_url"])
@@ -211,6 +212,7 @@ def _save_card(account: StripeAccount, session: StripeObject, method: StripeObje
 
 
 def _complete_setup(account: StripeAccount, session: StripeObject, intent: StripeObject) -> FormResult:
+    """Save the card of a setup intent, complete its session, and send the payer back to the console."""
     method = account.get("payment_method", intent["payment_method"])
     account.change(method, _saved=True)
     intents.attach(account, method, session["customer"])

@@ -65,6 +65,7 @@ class Delivery:
         return list(self._provider.account.store.all("delivery"))
 
     def _deliver_one(self, event_id: str) -> None:
+        """Send one event. If the console accepts it, remove its record, otherwise schedule the next try."""
         store = self._provider.account.store
         with self._provider.lock:
             event = self._provider.account.get("event", event_id)

@@ -157,6 +157,7 @@ def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeO
 
 
 def _require_action(account: StripeAccount, intent: StripeObject) -> StripeObject:
+    """Let an intent wait until the payer has answered on the challenge page."""
     url = f"{account.base_url}/challenge/{intent['id']}"
     account.change(
         intent,

@@ -111,6 +111,7 @@ class Provider:
             return self.account.balance().get(currency.lower(), 0)
 
     def _commit(self) -> None:
+        """Write the changes of a request to the journal, then wake the delivery."""
         self.account.store.commit()
         self.after_request()
 
@@ -128,6 +129,7 @@ class Provider:
         return Response(record["status"], record["body"], is_replay=True)
 
     def _remember(self, key: str, fingerprint: str, response: Response) -> None:
+        """Store the response, so that `_replay` can return it for later requests with this idempotency key."""
         record = {
             "mark": fingerprint,  # the name of the fingerprint in existing journals
             "status": response.status,
@@ -137,6 +139,7 @@ class Provider:
         self.account.store.put("key", key, record)
 
     def _route(self, method: str, parts: list[str], form: Form) -> StripeObject:
+        """Serve a request and return the object to answer with. `parts` is the path without `v1`. Raises Refused."""
         match method, parts:
             case "GET", _:
                 return self._read(parts, form)
