@@ -125,16 +125,16 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
     with transaction.atomic():
         setup = AutoTopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=setup_pk)
         account = setup.account
-        earlier = TopUp.objects.filter(account=account, origin=TopUp.Origins.AUTOMATIC)
+        earlier_top_ups = TopUp.objects.filter(account=account, origin=TopUp.Origins.AUTOMATIC)
         if (
             not setup.is_on
             or account.available_minor >= setup.threshold_minor
             or (setup.retry_at is not None and setup.retry_at > now)
-            or earlier.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
+            or earlier_top_ups.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
             # An open top-up of any age: a constraint would refuse a second one. Checked before the insert: while
             # another transaction closes the open one, the insert would wait for that transaction. That transaction
             # itself waits for the lock of `setup` that is held here: a deadlock.
-            or earlier.filter(state__in=payments.OPEN_STATES).exists()
+            or earlier_top_ups.filter(state__in=payments.OPEN_STATES).exists()
             or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
         ):
             return None

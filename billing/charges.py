@@ -1,8 +1,8 @@
 """The money operations of a job (hold, extend, meter, settle) and of a sweep (hold, hold for each trial, release).
 
 Each operation is idempotent. A charge never exceeds its hold. The hold is placed before the run starts, and raised
-before the run gets more time. The hold of a sweep is divided among its trials, so the charges of all trials together
-never exceed it either.
+before the run gets more time. The hold of a sweep is divided among its runs, the trials. So the charges of all trials
+together never exceed it either.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ OTHER_SERIES = "…"
 MAX_MONTHS = 12
 """Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 PAST_DAYS_DELAY = timedelta(hours=1)
-"""How long after the end of a day its spend is final. A receipt of that day can become visible after midnight, when its
-transaction commits; no such transaction takes nearly an hour."""
+"""How long after its end a day's spend is final. A receipt of the day can become visible after midnight, when the
+receipt's transaction commits; no such transaction takes nearly an hour."""
 PAST_DAYS_KEPT_SECONDS = 3600
-"""How long the spend of past days is cached. A member's changed email address appears in it after at most this time."""
+"""How long the spend of past days is cached. A member's changed email address appears in reports after this time."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 

@@ -65,8 +65,8 @@ def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> Non
 def _is_outdated(row: Dispute, dispute_object: Mapping[str, Any], state: Dispute.States) -> bool:
     """Return whether the object, which was fetched before the row was locked, is older than the row.
 
-    An older object may lack the row's latest movement, or be open although the row has ended. A dispute is open again
-    only if it was won and the bank then withdrew the money again.
+    `state` is the object's state. An older object may lack the row's latest movement, or be open although the row has
+    ended. A dispute is open again only if it was won and the bank then withdrew the money again.
     """
     received = {transaction["id"] for transaction in dispute_object.get("balance_transactions") or ()}
     latest = row.movements.last()

@@ -55,7 +55,10 @@ def price_name(price: Price) -> str:
 
 
 class PriceKey(NamedTuple):
-    """The purchases that a price applies to. Unique in a book. An empty `product` stands for all products."""
+    """The purchases that a price applies to. Unique in a book.
+
+    An empty `product` stands for all products. `node_spec_id` is None for kinds of prices that name no node spec.
+    """
 
     kind: PriceKind
     product: str

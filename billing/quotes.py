@@ -58,8 +58,8 @@ def price(
 ) -> pricing.Offer:
     """Price a purchase as `make_quote` does, without storing a quote. Raises NotPriced, QuoteRefused.
 
-    `headroom` and `max_deadline_seconds` are the product's limits, `max_seconds` and `ceiling_minor` the customer's.
-    `included_seconds` is the running time that a fixed price includes. See `pricing.quote`.
+    The operator sets `headroom` and `max_deadline_seconds` for the product. The customer sets `max_seconds` and
+    `ceiling_minor`. `included_seconds` is the running time that a fixed price includes. See `pricing.quote`.
     """
     try:
         return pricing.quote(

@@ -59,7 +59,7 @@ def unpaid_minor(account: Account) -> int:
 
 @transaction.atomic
 def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | None:
-    """Rate a day's storage and charge it. A repeated call returns the first result. None if storage has no price."""
+    """Store and charge the cost of a day's storage. A repeated call returns the first row. None if storage is free."""
     locked = _lock(account)
     if existing := StorageDay.objects.filter(account=locked, day=day).first():
         return existing
@@ -68,14 +68,14 @@ def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | 
         return None
     free_bytes = policy().free_storage_gb * GB
     cost = daily_cost(size_bytes=size_bytes, free_bytes=free_bytes, price=price, day=day)
-    rated = StorageDay.objects.create(
+    storage_day = StorageDay.objects.create(
         account=locked, day=day, size_bytes=size_bytes, free_bytes=free_bytes, price=price, cost_minor=cost
     )
     balance, _created = StorageBalance.objects.get_or_create(account=locked)
     balance.due_minor += cost
     balance.save(update_fields=["due_minor"])
     collect(account=locked)
-    return rated
+    return storage_day
 
 
 @transaction.atomic

@@ -192,6 +192,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
     list_display = ("code", "amount_minor", "reason", "uses", "max_uses", "expires_at", "is_active")
     list_filter = ("is_active",)
     search_fields = ("code", "reason")
+    actions = ("end",)
     other_fields = ("currency", "expires_at", "credit_days", "max_uses", "max_uses_each", "uses", "is_active")
 
     def get_inlines(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[type[Any], ...]:
@@ -242,5 +243,3 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
     def end(self, _request: HttpRequest, vouchers: QuerySet[models.Voucher]) -> None:
         """End the selected vouchers."""
         vouchers.update(is_active=False)
-
-    actions = ("end",)
