@@ -1,8 +1,8 @@
 """Automatic top-ups: charge a saved card when the wallet falls below a threshold.
 
-A card is never charged twice for the same top-up. The top-up's row is written before the provider is called, and its id
-is the idempotency key, so a call without an answer is repeated safely. A wallet has at most one open automatic top-up.
-As with every top-up, the wallet is credited only when the provider reports the payment.
+A card is never charged twice for the same top-up. The top-up's row is written before the provider is called. The row's
+id is the idempotency key, so a call without an answer is repeated safely. A wallet has at most one open automatic
+top-up. As with every top-up, the wallet is credited only when the provider reports the payment.
 
 In this module, `setup` is the row with the settings of a wallet's automatic top-ups.
 """

@@ -188,7 +188,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
 
 
 def _terms(hold: Hold) -> pricing.Terms:
-    """Return the terms of the hold's quote, with the amount of the hold as the ceiling, because extensions raise it."""
+    """Return the terms of the hold's quote. Their ceiling is the amount of the hold, which extensions raise."""
     return dataclasses.replace(pricing.Terms.from_json(hold.quote.terms), ceiling_minor=hold.amount_minor)
 
 

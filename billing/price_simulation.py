@@ -1,7 +1,7 @@
 """Compare price books: simulate a past month under a draft, and list the prices that differ. Read-only.
 
-A simulation rates each run again (`pricing.rate`), from the usage on the run's receipt and the deadline of its quote,
-which gives the ceiling. Under unchanged prices each run therefore costs the same.
+A simulation rates each run again (`pricing.rate`), from the usage on the run's receipt. The deadline of the run's quote
+gives the new ceiling. Under unchanged prices each run therefore costs the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Check the ledger: recompute every sum from the entries and count the differences. Read-only.
 
-Triggers and constraints enforce the rules on each write. This module checks them again, because errors of a restored
-backup, of manual changes in the database or of the code would show here first. Each check is one SQL statement, so it
-sees one consistent snapshot even while money moves.
+Triggers and constraints enforce the rules on each write. This module checks the rules again: a restored backup, manual
+changes in the database or a bug would show here first. Each check is one SQL statement, so it sees one consistent
+snapshot even while money moves.
 """
 
 from __future__ import annotations

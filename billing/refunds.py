@@ -247,7 +247,7 @@ def _locked_refund(pk: UUID) -> Refund:
 
 
 def _find_refund(refund_id: str, reference: object) -> Refund | None:
-    """Return our row by the provider's id, or by our reference if the row has no id yet, locked, or None."""
+    """Return our row, locked: by the provider's id, or by our reference if the row has no such id yet. Or None."""
     rows = Refund.objects.select_for_update(of=("self",)).select_related("top_up__account")
     if row := rows.filter(refund_id=refund_id).first():
         return row

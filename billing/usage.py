@@ -38,7 +38,7 @@ class Usage:
         return cls(sum(part.seconds for part in used), completed, used)
 
     def parts(self, nodes: int) -> tuple[Range, ...]:
-        """Return the ranges, or for a usage without ranges a single one on `nodes` nodes, the number in the quote."""
+        """Return the ranges. Without ranges, return one of the whole time on `nodes` nodes, the number in the quote."""
         return self.ranges or (Range(self.billable_seconds, nodes),)
 
     def node_seconds(self, nodes: int) -> Decimal:

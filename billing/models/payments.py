@@ -1,6 +1,6 @@
 """Top-ups, refunds, disputes and the payment provider's events.
 
-The row of a top-up or refund is written before the provider is called, and its id is the idempotency key of the call.
+The row of a top-up or refund is written before the provider is called. The row's id is the idempotency key of the call.
 Newer columns have a `db_default`, because processes of the previous release write rows too during an upgrade.
 """
 

@@ -141,7 +141,7 @@ def answer_challenge(account: StripeAccount, intent_id: str, *, is_agreed: bool)
 
 
 def _priced_item(form: Form) -> dict[str, Any]:
-    """Return the amount, currency and title of a session's only line item. Raises Refused."""
+    """Return the fields of a session that come from its only line item: amount, currency, title. Raises Refused."""
     items = form.get("line_items")
     if not isinstance(items, list) or len(items) != 1:
         raise Refused("Give exactly one line item.", code="parameter_missing", param="line_items")

@@ -2,8 +2,9 @@
 
 A charge moves its money once, when its payment intent becomes `succeeded`. Its refunds and disputes never exceed it.
 
-Fields that begin with an underscore are the sandbox's own; clients do not see them. `_saved`: the payment method was
-saved for later charges. `_spent`: it was detached, and cannot be used again.
+Fields that begin with an underscore are the sandbox's own; clients do not see them. A payment method has `_number`: the
+number of its test card; `_saved`: whether it was saved for later charges; `_spent`: whether it was detached, and cannot
+be used again.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ def reopen_dispute(account: StripeAccount, dispute: StripeObject) -> StripeObjec
 
 
 def _move_disputed(account: StripeAccount, dispute: StripeObject, amount: int) -> None:
-    """Add a balance transaction of a dispute: the bank withdraws a negative amount and returns a positive one."""
+    """Add a balance transaction of a dispute. The bank withdraws the money if `amount` is negative, else returns it."""
     transaction = account.add_balance_transaction("adjustment", dispute["charge"], amount, dispute["currency"])
     account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(transaction)])
     account.change(account.get("charge", dispute["charge"]), disputed=amount < 0)

@@ -32,7 +32,7 @@ class Store:
             self._load_and_compact(path)
 
     def get(self, kind: str, object_id: str) -> StripeObject | None:
-        """Return the stored object itself, no copy, or None. Call `put` after a change, so that the journal has it."""
+        """Return the stored object itself, not a copy, or None. Call `put` after changing it, for the journal."""
         return self._objects.get(kind, {}).get(object_id)
 
     def put(self, kind: str, object_id: str, fields: StripeObject) -> StripeObject:
