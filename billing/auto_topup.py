@@ -59,9 +59,10 @@ provider must not delay them for long."""
 
 
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
-    """Charge `amount_minor` to a saved card whenever less than `threshold_minor` is available.
+    """Charge `amount_minor` to the saved card `method_id` whenever less than `threshold_minor` is available.
 
-    Raises AmountRefused (with its field), NoSavedCard, OrganizationClosing, PaymentUnavailable, PaymentRefused.
+    `user` is the member who decides this. Raises AmountRefused (with its field), NoSavedCard, OrganizationClosing,
+    PaymentUnavailable, PaymentRefused.
     """
     services.require_open(organization=account.owner)
     payments.require_amount(account, amount_minor, field="amount_minor")

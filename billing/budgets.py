@@ -103,7 +103,7 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
 
 
 def require_budget(*, account: Account, user: User | None, amount_minor: int) -> None:
-    """Raise BudgetExceeded if an order of this amount would exceed a budget. The caller has locked the wallet."""
+    """Raise BudgetExceeded if an order of `user` would exceed a budget. The caller has locked the wallet."""
     if sentence := refusal(account=account, user=user, amount_minor=amount_minor):
         raise BudgetExceeded(sentence)
 

@@ -117,9 +117,9 @@ def create_checkout(
 ) -> Checkout:
     """Create a payment page for one amount. Idempotent on `reference`, the top-up's id, and the customer.
 
-    The page offers all payment methods that are enabled at the provider for the currency (cards, Alipay, WeChat Pay …).
-    With `save_card`, a card is saved for automatic top-ups; other methods stay available but are not saved.
-    Raises PaymentUnavailable, PaymentRefused.
+    The page shows `title` and sends the payer back to `return_url`. It offers all payment methods that are enabled at
+    the provider for the currency (cards, Alipay, WeChat Pay …). With `save_card`, a card is saved for automatic
+    top-ups; other methods stay available but are not saved. Raises PaymentUnavailable, PaymentRefused.
     """
     parameters: dict[str, Any] = {
         "mode": "payment",

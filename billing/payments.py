@@ -47,8 +47,8 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     """Create a top-up and its payment page for the amount that the wallet lacks to buy a quote.
 
     The amount is at least the smallest top-up. The payment is credited like any top-up; `jobs` then buys
-    `top_up.quote`. Raises AmountRefused if the amount exceeds the largest top-up, OrganizationClosing,
-    PaymentUnavailable, PaymentRefused.
+    `top_up.quote`. After the payment, the payer returns to `return_path` of the console. Raises AmountRefused if the
+    amount exceeds the largest top-up, OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
     services.require_open(organization=account.owner)
     amount_minor = shortfall_minor(quote, account=account)

@@ -27,6 +27,7 @@ def pay_in(
     """Credit a payment to a wallet and pay debts from it. Returns False if it was already posted.
 
     `is_return` means that the money was withdrawn before. It then also repays a debt that was written off meanwhile.
+    See `ledger.post` for `reference`, `kind` and `description`.
     """
     clearing = ledger.platform_account(Account.Kinds.CLEARING, account.currency)
     entries = [(account, amount_minor), (clearing, -amount_minor)]

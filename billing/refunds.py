@@ -70,8 +70,8 @@ def _unrefunded_minor(top_up: TopUp) -> int:
 def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
     """Refund a part of a top-up: debit the wallet now, then call the provider.
 
-    `key` becomes the refund's id, so that a form that is submitted twice refunds once. If the provider does not answer,
-    a periodic task retries. Raises RefundRefused (field amount_minor).
+    `key` becomes the refund's id, so that a form that is submitted twice refunds once. `user` is the administrator. If
+    the provider does not answer, a periodic task retries. Raises RefundRefused (field amount_minor).
     """
     with transaction.atomic():
         locked = TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)

@@ -59,7 +59,10 @@ def unpaid_minor(account: Account) -> int:
 
 @transaction.atomic
 def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | None:
-    """Store and charge the cost of a day's storage. A repeated call returns the first row. None if storage is free."""
+    """Store and charge the cost of a day's storage. A repeated call returns the first row. None if storage is free.
+
+    `size_bytes` includes the free allowance.
+    """
     locked = _lock(account)
     if existing := StorageDay.objects.filter(account=locked, day=day).first():
         return existing

@@ -121,7 +121,7 @@ class StripeAccount:
     def page(self, kind: str, url: str, form: Form, **filters: Any) -> StripeObject:
         """Return a page of the objects whose fields equal `filters`, newest first, as Stripe's list object.
 
-        `form` may have Stripe's parameters `limit`, `starting_after` and `created[gte]`.
+        `url` is the path of the list. `form` may have Stripe's parameters `limit`, `starting_after` and `created[gte]`.
         """
         created = form.get("created")
         since = integer(created, "gte", default=0) if isinstance(created, dict) else 0
