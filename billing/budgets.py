@@ -33,7 +33,7 @@ THRESHOLDS = (50, 80, 100)
 MAX_BUDGET_MINOR = 10**12
 """Largest budget: ten billion dollars, above any real one and far below the limit of the 64-bit column."""
 SPEND_DAYS = 14
-"""Number of past days over which recent spend is averaged: two weeks level out weekends."""
+"""Past days over which spend is averaged, fewer for a new customer: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Q(user__memberships__organization=F("organization"))
 """Condition for the budgets of organizations (`user` is None) and of current members. The budget of a member who leaves
 is kept, and applies again if the member returns."""
@@ -209,7 +209,7 @@ def record_low_balances() -> None:
 
 @transaction.atomic
 def _warn(account: Account) -> None:
-    """Create the wallet's warning and publish it, unless the wallet already has a warning. `emails` emails it."""
+    """Create the wallet's warning and notify the organization, unless a warning exists. `emails` sends the email."""
     _warning, is_new = BalanceWarning.objects.get_or_create(account=account)
     if is_new:
         data = {"available_minor": account.available_minor, "currency": account.currency}

@@ -30,7 +30,7 @@ start-up. A time limit or ceiling of the customer can make a deadline shorter.""
 
 @dataclass(frozen=True)
 class CurrentPrices:
-    """A price book, normally the one in effect, and its prices, read once to price several purchases."""
+    """The book in effect (for a sweep's trials: the sweep's book) and its prices, read once for several purchases."""
 
     book: PriceBook
     rows: list[pricing.PriceRow]
@@ -94,8 +94,9 @@ def make_quote(
     """Price a purchase for an organization and store the quote.
 
     `payload` describes the purchase for `jobs`, which reads it again when the quote is bought. It is stored as
-    `Quote.purchase`. See `price` for the other parameters. With a `book`, its prices apply instead of the current ones.
-    Raises NoWallet, NotPriced, and QuoteRefused, whose `fields` name the value to change.
+    `Quote.purchase`. See `price` for the other parameters. With a `book`, its prices apply instead of the current ones:
+    the trials of a sweep keep the sweep's prices. Raises NoWallet, NotPriced, and QuoteRefused, whose `fields` name the
+    value to change.
     """
     prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
     offer = price(
