@@ -185,6 +185,7 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
 
 
 def _refused(sentence: str) -> VoucherRefused:
+    """Return the error with this sentence, also for the form's field `code`."""
     return VoucherRefused(sentence, fields={"code": sentence})
 
 

@@ -127,7 +127,7 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
 
 
 def _prepare_object(event: StripeEvent) -> dict[str, Any]:
-    """Return the object that an event is about. If the object's payment is not credited yet, credit it before.
+    """Return the object that an event is about. If the object's payment is not credited yet, credit it first.
 
     Refunds, disputes and customers are fetched from the provider, because their events can be out of order. All calls
     to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
