@@ -19,7 +19,10 @@ from console.accounts.models import Organization
 
 
 class Account(models.Model):
-    """An account of the ledger. A wallet belongs to an organization and cannot fall below its holds."""
+    """An account of the ledger. A wallet belongs to an organization and cannot fall below its holds.
+
+    The `account` that functions of billing take is a wallet, unless they say otherwise.
+    """
 
     class Kinds(models.TextChoices):
         """The purpose of an account.
