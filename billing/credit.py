@@ -35,8 +35,8 @@ CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
 MAX_WRONG_CODES = 10
-"""After this number of refused codes, `redeem` refuses every code of the organization. Ten are enough for typing
-errors, and far too few to guess a code of `new_code`, one of 2^80."""
+"""After this number of refused codes, `redeem` refuses every code of the organization, and of the person in all
+organizations. Ten are enough for typing errors, and too few to guess the short codes that administrators choose."""
 WRONG_CODES_SECONDS = 3600
 """Seconds after the first wrong code until the count begins again: an hour, as the message of `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
@@ -130,18 +130,20 @@ def new_code() -> str:
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     """Redeem a voucher code and return the granted lot. Raises VoucherRefused, also after too many wrong codes."""
-    failures_key = f"voucher-tries:{account.organization_id}"
-    if int(cache.get(failures_key, 0)) >= MAX_WRONG_CODES:
+    # A person is limited in all organizations together, because anybody can create organizations.
+    failures_keys = (f"voucher-tries:{account.organization_id}", f"voucher-tries:user:{user.pk}")
+    if any(int(count) >= MAX_WRONG_CODES for count in cache.get_many(failures_keys).values()):
         raise _refused(_("Too many wrong codes. Try again in an hour."))
     # Stored codes have capital letters and digits only; people type spaces, dashes and small letters.
     normalized = "".join(code.split()).replace("-", "").upper()
     try:
         return _redeem_voucher(account, normalized, user)
     except VoucherRefused:
-        # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
-        cache.add(failures_key, 0, WRONG_CODES_SECONDS)
-        with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
-            cache.incr(failures_key)
+        for key in failures_keys:
+            # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
+            cache.add(key, 0, WRONG_CODES_SECONDS)
+            with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
+                cache.incr(key)
         raise
 
 
