@@ -207,7 +207,8 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     @admin.action(description=gettext_lazy("Publish (on its start date, or now)"), permissions=("change",))
     def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
         """Publish drafts, each from its own date. Asks for confirmation if a price changes by more than half."""
-        changes_by_book = {str(book): changes for book in books if (changes := _large_changes(book))}
+        # By book and not by name, because two drafts can have the same name.
+        changes_by_book = {book: changes for book in books if (changes := _large_changes(book))}
         # The digest confirms exactly these changes: a price may have changed since the page was shown.
         digest = salted_hmac("billing.admin.publish", repr(changes_by_book)).hexdigest()
         if changes_by_book and not constant_time_compare(request.POST.get("confirmed", ""), digest):
