@@ -87,7 +87,7 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
         raise InvalidInput(fields={"member": _("Choose a member of your organization.")})
     if amount_minor is not None and not 0 < amount_minor <= MAX_BUDGET_MINOR:
         limits = {"least": money(1, account.currency), "most": money(MAX_BUDGET_MINOR, account.currency)}
-        raise InvalidInput(fields={"amount": _("A budget must be between %(least)s and %(most)s.") % limits})
+        raise InvalidInput(fields={"amount_minor": _("A budget must be between %(least)s and %(most)s.") % limits})
     with transaction.atomic():
         data = {"member": user.email if user else "", "amount_minor": amount_minor}
         record_audit_event(organization=organization, actor=membership.user, action="budget.changed", data=data)
