@@ -23,8 +23,8 @@ MAX_DIGITS = 18
 """Largest number of digits of an amount in minor units. PostgreSQL's bigint holds every number of 18 digits, but not of
 19."""
 MINUS = "−"
-"""The sign of negative amounts on pages and in messages: as wide as "+", and no line break after it. CSV files and
-the numbers of the API have "-"."""
+"""The sign of negative amounts on pages and in messages: it is as wide as "+", and no line breaks after it. CSV files
+and the numbers of the API have "-"."""
 TYPED_AMOUNT = re.compile(rf"(\d{{0,{MAX_DIGITS}}})(?:[.,](\d{{0,{MAX_DIGITS}}}))?")
 """Integer and fraction of a typed amount."""
 
@@ -75,13 +75,14 @@ def money(amount_minor: Decimal | int, currency: str, *, exact: bool = False) ->
 
 @lru_cache(maxsize=MAX_CACHED_AMOUNTS)
 def _format_money(amount_minor: Decimal | int, currency: str, exact: bool, language: str) -> str:
+    """Format an amount for `money`. The language is a parameter, so that the cache tells languages apart."""
     locale = locale_of(language)
     amount, digits = to_major(amount_minor, currency), decimals(currency)
     if exact or digits == get_currency_precision(currency) or amount == amount.to_integral_value():
         text = format_currency(amount, currency, locale=locale, decimal_quantization=not exact)
     else:
-        # For some currencies, CLDR shows fewer decimals than Stripe counts. A whole amount, as above, needs none; any
-        # other amount shows all decimals that Stripe counts.
+        # For some currencies, CLDR shows fewer decimals than Stripe counts. An amount that is not whole shows all
+        # decimals that Stripe counts.
         pattern = copy.copy(locale.currency_formats["standard"])
         pattern.frac_prec = (digits, digits)
         text = pattern.apply(amount, locale, currency=currency, currency_digits=False)

@@ -1,8 +1,8 @@
 """Automatic top-ups: charge a saved card when the wallet falls below a threshold.
 
-A card is never charged twice for the same top-up. The top-up's row is written before the provider is called, and a
-wallet has at most one open automatic top-up. The row's id is the idempotency key, so a call without an answer is
-repeated safely. As with every top-up, the wallet is credited only when the provider reports the payment.
+A card is never charged twice for the same top-up. The top-up's row is written before the provider is called. The row's
+id is the idempotency key, so a call without an answer is repeated safely. A wallet has at most one open automatic
+top-up. As with every top-up, the wallet is credited only when the provider reports the payment.
 
 In this module, `setup` is the row with the settings of a wallet's automatic top-ups.
 """
@@ -38,14 +38,14 @@ RETRY_DELAYS = (timedelta(hours=1), timedelta(hours=12))
 """Delays after the first and the second failure. They give the customer time to fund the card; an immediate retry would
 be declined again."""
 MAX_THRESHOLD_RATIO = 10
-"""Largest threshold as a multiple of the top-up amount. A wallet is topped up until it reaches its threshold, so a
-mistyped threshold could cost many top-ups."""
+"""Largest threshold as a multiple of the top-up amount. Top-ups are repeated until the wallet reaches the threshold, so
+a mistyped threshold could cost many of them."""
 MAX_PER_DAY = 5
 """Largest number of automatic top-ups of a wallet in 24 hours. Faster spending may be a mistake, such as a loop that
 orders runs, so a person must then top up."""
 ENDED_ACTIVATIONS = ServiceActivation.objects.filter(deactivated_at__isnull=False)
-"""Activations that have ended, because the organization gave up the training service; a new activation clears the
-date. Such an organization cannot buy anything, so its card is not charged."""
+"""Activations that have ended, because the organization gave up the training service. Such an organization cannot buy
+anything, so its card is not charged. If it activates the service again, `deactivated_at` is cleared."""
 CARD_GONE = "card_gone"
 """Failure code of a charge whose saved card was deleted at the provider."""
 PERMANENT_FAILURES = {customers.CUSTOMER_GONE, CARD_GONE}
@@ -59,9 +59,10 @@ provider must not delay them for long."""
 
 
 def switch_on(*, account: Account, threshold_minor: int, amount_minor: int, method_id: str, user: User) -> AutoTopUp:
-    """Charge `amount_minor` to a saved card whenever less than `threshold_minor` is available.
+    """Charge `amount_minor` to the saved card `method_id` whenever less than `threshold_minor` is available.
 
-    Raises AmountRefused (with its field), NoSavedCard, OrganizationClosing, PaymentUnavailable, PaymentRefused.
+    `user` is the member who decides this. Raises AmountRefused (with its field), NoSavedCard, OrganizationClosing,
+    PaymentUnavailable, PaymentRefused.
     """
     services.require_open(organization=account.owner)
     payments.require_amount(account, amount_minor, field="amount_minor")
@@ -125,16 +126,16 @@ def create_if_due(*, setup_pk: int) -> TopUp | None:
     with transaction.atomic():
         setup = AutoTopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=setup_pk)
         account = setup.account
-        earlier = TopUp.objects.filter(account=account, origin=TopUp.Origins.AUTOMATIC)
+        earlier_top_ups = TopUp.objects.filter(account=account, origin=TopUp.Origins.AUTOMATIC)
         if (
             not setup.is_on
             or account.available_minor >= setup.threshold_minor
             or (setup.retry_at is not None and setup.retry_at > now)
-            or earlier.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
-            # Of any age, because a constraint allows only one open top-up. While another transaction closes it, an
-            # insert here would wait for that transaction, which itself waits for the lock of `setup` that is held here:
-            # a deadlock.
-            or earlier.filter(state__in=payments.OPEN_STATES).exists()
+            or earlier_top_ups.filter(created_at__gt=now - timedelta(days=1)).count() >= MAX_PER_DAY
+            # An open top-up of any age: a constraint would refuse a second one. Checked before the insert: while
+            # another transaction closes the open one, the insert would wait for that transaction. That transaction
+            # itself waits for the lock of `setup` that is held here: a deadlock.
+            or earlier_top_ups.filter(state__in=payments.OPEN_STATES).exists()
             or ENDED_ACTIVATIONS.filter(organization=account.organization_id).exists()
         ):
             return None
@@ -191,7 +192,7 @@ def charge(*, top_up: TopUp, is_retry: bool = True) -> None:
 
 
 def _gives_up(top_up: TopUp) -> bool:
-    """Close a top-up whose charge does not exist, if it is too old, or if automatic top-ups are off by now.
+    """Close a top-up that has no charge at the provider if the top-up is too old, or if automatic top-ups are off now.
 
     Return whether it was closed.
     """
@@ -214,7 +215,7 @@ def apply_intent(intent: Mapping[str, Any], *, livemode: object, at: object = No
 
     Returns False if the intent does not belong to an automatic top-up, but for example to a payment page. Call it in a
     transaction. `livemode` (whether real money moved) and `at` (Unix time) come unchecked from the provider. Raises
-    Quarantined, by which the event waits for an administrator, if the intent does not match the top-up's row.
+    Quarantined if the intent does not match the top-up's row. The event then waits for an administrator.
     """
     reference = (intent.get("metadata") or {}).get("top_up")
     if reference is None:

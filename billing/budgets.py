@@ -1,8 +1,8 @@
 """Monthly budgets of organizations and members, and warnings about low wallets.
 
 A budget limits committed money: the charges of this month plus all open holds. A long run is therefore counted in full
-from its start. New orders are checked with the wallet's row locked, so two simultaneous orders cannot spend the same
-remainder of a budget.
+from its start. New orders are checked with the wallet's row locked, so two simultaneous orders cannot both use the last
+part of a budget.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THRESHOLDS = (50, 80, 100)
 MAX_BUDGET_MINOR = 10**12
 """Largest budget: ten billion dollars, above any real one and far below the limit of the 64-bit column."""
 SPEND_DAYS = 14
-"""Most days over which recent spend is averaged: two weeks level out weekends."""
+"""Past days over which spend is averaged, fewer for a new customer: two weeks level out weekends."""
 IS_ACTIVE = Q(user=None) | Q(user__memberships__organization=F("organization"))
 """Condition for the budgets of organizations (`user` is None) and of current members. The budget of a member who leaves
 is kept, and applies again if the member returns."""
@@ -87,7 +87,7 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
         raise InvalidInput(fields={"member": _("Choose a member of your organization.")})
     if amount_minor is not None and not 0 < amount_minor <= MAX_BUDGET_MINOR:
         limits = {"least": money(1, account.currency), "most": money(MAX_BUDGET_MINOR, account.currency)}
-        raise InvalidInput(fields={"amount": _("A budget must be between %(least)s and %(most)s.") % limits})
+        raise InvalidInput(fields={"amount_minor": _("A budget must be between %(least)s and %(most)s.") % limits})
     with transaction.atomic():
         data = {"member": user.email if user else "", "amount_minor": amount_minor}
         record_audit_event(organization=organization, actor=membership.user, action="budget.changed", data=data)
@@ -103,13 +103,13 @@ def set_budget(*, membership: Membership, user: User | None, amount_minor: int |
 
 
 def require_budget(*, account: Account, user: User | None, amount_minor: int) -> None:
-    """Raise BudgetExceeded if an order of this amount would exceed a budget. The caller has locked the wallet."""
+    """Raise BudgetExceeded if an order of `user` would exceed a budget. The caller has locked the wallet."""
     if sentence := refusal(account=account, user=user, amount_minor=amount_minor):
         raise BudgetExceeded(sentence)
 
 
 def refusal(*, account: Account, user: User | None, amount_minor: int) -> str:
-    """Return the message for the user if an order of this amount would exceed a budget, otherwise an empty string.
+    """Return why a budget refuses an order of this amount, as a message for the user. Empty if no budget refuses it.
 
     The budgets of the organization and of the user are checked. An order that costs nothing is never refused.
     """
@@ -131,7 +131,7 @@ def states(organization: Organization) -> list[BudgetState]:
 def states_of(account: Account) -> list[BudgetState]:
     """Return the budgets of a wallet's organization with their committed money, the organization's own first."""
     budgets = Budget.objects.filter(IS_ACTIVE, organization=account.organization_id).order_by()
-    # Not joined: most organizations have no budgets of members, and then need no columns of users.
+    # Not joined, because most organizations have no budgets of members: the query then reads no columns of users.
     budgets = budgets.prefetch_related("user")
     return sorted(_load_states(budgets, account), key=lambda state: (state.budget.user_id is not None, state.budget.pk))
 
@@ -199,7 +199,7 @@ def record_low_balances() -> None:
     """Create a BalanceWarning for each wallet that became low, and delete the warnings of wallets that are not low."""
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET).select_related("organization", "warning")
     spenders = Hold.objects.filter(ended_at__gte=timezone.now() - timedelta(days=SPEND_DAYS)).values("account")
-    # A wallet without recent spend is never low, so it needs no look unless an earlier warning must be deleted.
+    # A wallet without recent spend is never low, so it is only looked at if it has an earlier warning to delete.
     for account in accounts.filter(Q(pk__in=spenders) | Q(warning__isnull=False)).iterator():
         if runway_of(account).is_low:
             _warn(account)
@@ -209,6 +209,7 @@ def record_low_balances() -> None:
 
 @transaction.atomic
 def _warn(account: Account) -> None:
+    """Create the wallet's warning and notify the organization, unless a warning exists. `emails` sends the email."""
     _warning, is_new = BalanceWarning.objects.get_or_create(account=account)
     if is_new:
         data = {"available_minor": account.available_minor, "currency": account.currency}
@@ -229,7 +230,7 @@ def _record_thresholds(state: BudgetState, month: date) -> list[BudgetAlert]:
                 month=month,
                 percent=percent,
                 committed_minor=state.committed_minor,
-                # `emails` sends the alerts whose `mailed_at` is None: here only that of the highest threshold.
+                # `emails` sends only alerts whose `mailed_at` is None: of these, the one of the highest threshold.
                 mailed_at=None if percent == reached[-1] else timezone.now(),
             )
             for percent in reached
@@ -246,7 +247,7 @@ def _load_states(budgets: QuerySet[Budget] | list[Budget], account: Account) -> 
     """Yield the state of each budget. A generator, so that `refusal` stops querying at the first exceeded budget."""
     for budget in budgets:
         holds = account.holds.filter(placed_by=budget.user_id) if budget.user_id else account.holds.all()
-        # A charge counts in the month in which its run, and with it the hold, ended.
+        # A charge counts in the month in which its hold ended, that is when the run ended.
         charged = holds.filter(ended_at__gte=month_of().start).aggregate(total=Sum("charged_minor", default=0))
         held = holds.filter(state=Hold.States.HELD).aggregate(total=Sum("amount_minor", default=0))
         yield BudgetState(budget, charged["total"], held["total"], account.currency)

@@ -1,7 +1,8 @@
 """The money operations of a job (hold, extend, meter, settle) and of a sweep (hold, hold for each trial, release).
 
 Each operation is idempotent. A charge never exceeds its hold. The hold is placed before the run starts, and raised
-before the run gets more time. The hold of a sweep is divided among its trials, so their sum never exceeds it either.
+before the run gets more time. The hold of a sweep is divided among its runs, the trials. So the charges of all trials
+together never exceed it either.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def hold(
 ) -> Hold:
     """Hold the quote's ceiling in the wallet, credit first. Idempotent on `reference` (see `Hold`).
 
-    `user` is the buyer (default: the quote's creator); `labels` group costs (workspace, node spec …). `parent` is the
-    hold of a sweep: the amount is then taken out of that hold. Raises InsufficientFunds, BudgetExceeded, NoWallet; with
-    a parent only HoldUsedUp.
+    `user` is the buyer (default: the quote's creator). `labels` group costs (workspace, node spec …). For a trial,
+    `parent` is the hold of its sweep, out of which the amount is taken. Raises InsufficientFunds, BudgetExceeded,
+    NoWallet; with a parent only HoldUsedUp.
     """
     if existing := Hold.objects.filter(reference=reference).select_related("account", "quote").first():
         return existing
@@ -87,10 +88,10 @@ def _hold_part(parent: Hold, quote: Quote, reference: str, user: User | None, la
 def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> HoldExtension:
     """Raise an open hold to the ceiling of `quote`, which prices the same purchase for a longer time.
 
-    Idempotent on `quote`. The row keeps the `idempotency_key` of the request, by which `jobs` finds repeated requests.
-    `user` is the member who extends the run. The amount counts towards the budget of the hold's buyer, and must fit
-    that budget and `user`'s own. Raises InsufficientFunds, BudgetExceeded, and ValueError if the hold has ended or
-    is higher than the quote's ceiling.
+    Idempotent on `quote`. The returned row keeps the `idempotency_key` of the request, by which `jobs` finds repeated
+    requests. `user` is the member who extends the run. The added amount counts towards the budget of the hold's buyer.
+    It must fit that budget and also the budget of `user`. Raises InsufficientFunds, BudgetExceeded, and ValueError if
+    the hold has ended or is higher than the quote's ceiling.
     """
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "placed_by").get(pk=hold.pk)
     if existing := HoldExtension.objects.filter(hold=locked, quote=quote).first():
@@ -112,7 +113,7 @@ def extend(*, hold: Hold, quote: Quote, idempotency_key: str, user: User) -> Hol
 
 @transaction.atomic
 def release(*, hold: Hold) -> None:
-    """End the hold of a sweep: return the amount that no trial used to the wallet. Safe to repeat.
+    """End the hold of a sweep, and return to the wallet the amount that no trial used. Safe to repeat.
 
     Raises ValueError while a trial is open.
     """
@@ -146,7 +147,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     If the usage costs nothing, the whole hold is released. The amount that a trial does not use stays held for its
     sweep. `title` names the run on the receipt. `free_lines` (amount 0) come first on the receipt.
     """
-    # Lock the parent before its part, as `hold` does. `parent_id` never changes, so it is read before the lock.
+    # The sweep's hold is locked before the trial's, as in `_hold_part`. `parent_id` never changes, so it needs no lock.
     parent = Hold.objects.select_for_update().get(pk=hold.parent_id) if hold.parent_id else None
     locked = Hold.objects.select_for_update(of=("self",)).select_related("account", "quote").get(pk=hold.pk)
     if locked.state != Hold.States.HELD:
@@ -166,7 +167,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
     credit.spend(hold=locked, amount_minor=charge.total_minor, parent=parent)
     if parent:
         Hold.objects.filter(pk=parent.pk).update(amount_minor=F("amount_minor") + unused_minor)
-    # A payment that was disputed during the run may have left a debt. The released amount pays it now, before the
+    # A payment that was disputed during the run may have left a debt. The released amount pays the debt now, before the
     # customer can spend that amount.
     receivables.collect(account=locked.account, reference=f"settle:{locked.reference}")
     locked.state = Hold.States.SETTLED if charge.total_minor else Hold.States.RELEASED
@@ -187,7 +188,7 @@ def settle(*, hold: Hold, usage: Usage, title: str, free_lines: Sequence[pricing
 
 
 def _terms(hold: Hold) -> pricing.Terms:
-    """Return the terms of the hold's quote, with the amount of the hold as the ceiling, because extensions raise it."""
+    """Return the terms of the hold's quote. Their ceiling is the amount of the hold, which extensions raise."""
     return dataclasses.replace(pricing.Terms.from_json(hold.quote.terms), ceiling_minor=hold.amount_minor)
 
 

@@ -11,7 +11,7 @@ from billing import currencies
 
 
 def check_payment_settings(**_options: Any) -> list[CheckMessage]:
-    """Check the kind of the key, CURRENCY, and that an amount satisfies the limits of a top-up and of Stripe."""
+    """Check the kind of the key and CURRENCY, and that some amount lies within the limits of top-ups and of Stripe."""
     if settings.STRIPE_SECRET_KEY.startswith(("pk_", "whsec_")):
         message = "STRIPE_SECRET_KEY is not a secret key: every payment would be refused."
         return [Error(message, hint="Use a key that begins with sk_ or rk_.", id="billing.E003")]

@@ -28,14 +28,14 @@ MAX_SERIES = 6
 """Largest number of series in a chart: a reader can tell six colors apart. If there are more groups, the last series
 adds up the smallest ones."""
 OTHER_SERIES = "…"
-"""Name of the series that adds up the rest."""
+"""Name of the series that adds up the smallest groups."""
 MAX_MONTHS = 12
 """Number of months that the page of costs offers: a year. An older month can still be opened by its URL."""
 PAST_DAYS_DELAY = timedelta(hours=1)
-"""How long after the end of a day its spend is final. A receipt of that day can become visible after midnight, when its
-transaction commits; no such transaction takes nearly an hour."""
+"""How long after its end a day's spend is final. A receipt of the day can become visible after midnight, when the
+receipt's transaction commits; no such transaction takes nearly an hour."""
 PAST_DAYS_KEPT_SECONDS = 3600
-"""How long the spend of past days is cached. A member's changed email address appears in it after at most this time."""
+"""How long the spend of past days is cached. A member's changed email address appears in reports after this time."""
 FORECAST_DAYS = 14
 """Days of recent spend that a forecast continues: two weeks level out weekends."""
 
@@ -88,7 +88,7 @@ class Spend:
 class Share:
     """The cost of one member, workspace or node spec in a month, and its fraction (0 to 1) of the total.
 
-    `name` is empty for the receipts that do not have one.
+    `name` is empty for the receipts without such a name.
     """
 
     name: str
@@ -127,7 +127,7 @@ def month_of(at: datetime | None = None) -> Month:
 
 
 def parse_month(name: str) -> Month:
-    """Parse a month such as `2026-11`. Returns the current month if it is invalid."""
+    """Parse a month such as `2026-11`. Returns the current month if `name` is not a month."""
     try:
         start = datetime.strptime(name, "%Y-%m").replace(tzinfo=timezone.get_default_timezone())
     except ValueError:
@@ -153,7 +153,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
 
     A month can have 100,000 receipts, but receipts never change. So the spend of past days is cached for an hour.
     """
-    # The midnight at which the first day began whose spend is not final yet.
+    # The start (midnight) of the first day whose spend is not final yet.
     final_until = installation_time(timezone.now() - PAST_DAYS_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
     past_until = min(max(final_until, month.start), month.end)
     past: list[dict[str, Any]] | None = cache.get_or_set(
@@ -165,7 +165,7 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
 
 
 def _rows_of_spending(organization: Organization, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Return the fields of each Spend of a time that begins and ends at midnight."""
+    """Return the fields of each Spend from `start` to `end`, both at midnight, so that no day is split."""
     rows = (
         Receipt.objects.filter(organization=organization, created_at__gte=start, created_at__lt=end)
         .annotate(
@@ -207,7 +207,7 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> DailySpend:
     names = groups if len(groups) <= MAX_SERIES else [*groups[: MAX_SERIES - 1], OTHER_SERIES]
     positions = {name: position for position, name in enumerate(names)}
     days = {day: [0] * len(names) for day in month.days}
-    last = len(names) - 1  # the series of all groups that have none of their own
+    last = len(names) - 1  # the series of all groups that have no series of their own
     for spend in spends:
         if spend.amount_minor:
             position = positions.get(getattr(spend, dimension), last)
@@ -218,15 +218,16 @@ def by_day(spends: Sequence[Spend], month: Month, dimension: str) -> DailySpend:
 def forecast(organization: Organization, spent_minor: int, now: datetime | None = None) -> Forecast:
     """Forecast the cost of the month of `now` (default: this month) from the spend of the last two weeks.
 
-    `spent_minor` is the month's spend until now: its callers know it already.
+    `spent_minor` is the month's spend until then, which the callers already know.
     """
     at = now or timezone.now()
     month = month_of(at)
     since = at - timedelta(days=FORECAST_DAYS)
     recent = Receipt.objects.filter(organization=organization, created_at__gte=since, created_at__lte=at)
-    first = Receipt.objects.filter(organization=organization, total_minor__gt=0).order_by("created_at").first()
-    # For a new customer, average only over the time since the first charge, at least one day.
-    period = min(timedelta(days=FORECAST_DAYS), at - first.created_at) if first else timedelta(days=FORECAST_DAYS)
+    first_charge = Receipt.objects.filter(organization=organization, total_minor__gt=0).order_by("created_at").first()
+    period = timedelta(days=FORECAST_DAYS)
+    if first_charge:  # for a new customer, average only over the time since the first charge, at least one day
+        period = min(period, at - first_charge.created_at)
     recent_minor = Decimal(recent.aggregate(total=Sum("total_minor", default=0))["total"])
     return Forecast(
         spent_minor=spent_minor,
@@ -247,9 +248,9 @@ def largest_open_holds(account: Account) -> QuerySet[Hold]:
 
 def months_with_costs(organization: Organization) -> Sequence[Month]:
     """Return the months from the first receipt to now, newest first, at most the last MAX_MONTHS."""
-    first = Receipt.objects.filter(organization=organization).order_by("created_at").first()
+    first_receipt = Receipt.objects.filter(organization=organization).order_by("created_at").first()
     months = [month_of()]
-    while first and months[-1].start > first.created_at and len(months) < MAX_MONTHS:
+    while first_receipt and months[-1].start > first_receipt.created_at and len(months) < MAX_MONTHS:
         months.append(months[-1].previous)
     return months
 

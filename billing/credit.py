@@ -4,8 +4,8 @@ A lot (CreditGrant) is one granted amount with one expiry. Its `amount_minor` sp
 free credit. These parts change only while the wallet's row is locked, in one transaction with the wallet's balance, so
 that parts and balance agree.
 
-An open hold reserves credit, and can spend it even after it expires. When the hold is settled, it also spends credit
-that was granted meanwhile, in the same order.
+An open hold reserves credit, and can spend this credit even after it expires. When the hold is settled, credit that is
+free by then pays too, in the same order.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 CODE_LENGTH = 16
 """Characters of a code: 16 of 32 letters are 80 bits."""
 MAX_WRONG_CODES = 10
-"""After this number of refused codes, `redeem` refuses every code of the organization. Ten are enough for typing
-errors, and far too few to guess a code of `new_code`, one of 2^80."""
+"""After this number of refused codes, `redeem` refuses every code of the organization, and of the person in all
+organizations. Ten are enough for typing errors, and too few to guess the short codes that administrators choose."""
 WRONG_CODES_SECONDS = 3600
 """Seconds after the first wrong code until the count begins again: an hour, as the message of `redeem` says."""
 TRIAL_REASON = gettext_noop("Trial credit")
-# Lots with credit that is neither used nor expired.
+# Lots with credit that is neither used nor expired; holds may reserve it.
 _UNSPENT = Q(amount_minor__gt=F("used_minor") + F("expired_minor"))
 # Lots with unspent credit that no hold reserves.
 _UNRESERVED = Q(amount_minor__gt=F("used_minor") + F("expired_minor") + F("reserved_minor"))
@@ -90,7 +90,7 @@ def grant(
 def grant_trial(*, account: Account, user: User) -> CreditGrant | None:
     """Grant the policy's trial credit to a new customer.
 
-    Returns None without a grant if the policy has no trial credit, or the organization or the user had it before.
+    Grants nothing and returns None if the policy has no trial credit, or the organization or the user had it before.
     """
     billing_policy = policy()
     if not billing_policy.trial_credit_minor or account.organization is None:
@@ -130,23 +130,26 @@ def new_code() -> str:
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     """Redeem a voucher code and return the granted lot. Raises VoucherRefused, also after too many wrong codes."""
-    failures_key = f"voucher-tries:{account.organization_id}"
-    if int(cache.get(failures_key, 0)) >= MAX_WRONG_CODES:
+    # A person is limited in all organizations together, because anybody can create organizations.
+    failures_keys = (f"voucher-tries:{account.organization_id}", f"voucher-tries:user:{user.pk}")
+    if any(int(count) >= MAX_WRONG_CODES for count in cache.get_many(failures_keys).values()):
         raise _refused(_("Too many wrong codes. Try again in an hour."))
     # Stored codes have capital letters and digits only; people type spaces, dashes and small letters.
     normalized = "".join(code.split()).replace("-", "").upper()
     try:
         return _redeem_voucher(account, normalized, user)
     except VoucherRefused:
-        # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
-        cache.add(failures_key, 0, WRONG_CODES_SECONDS)
-        with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
-            cache.incr(failures_key)
+        for key in failures_keys:
+            # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
+            cache.add(key, 0, WRONG_CODES_SECONDS)
+            with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
+                cache.incr(key)
         raise
 
 
 @transaction.atomic
 def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
+    """Grant the credit of the voucher with this normalized code. Raises VoucherRefused."""
     # Locked, so that concurrent redemptions cannot both take the last use.
     voucher = Voucher.objects.select_for_update().filter(code=code).first() if code else None
     now = timezone.now()
@@ -154,7 +157,7 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
         raise _refused(_("This voucher code does not exist. Check it for typing errors."))
     if voucher.expires_at and voucher.expires_at <= now:
         raise _refused(_("This voucher could be redeemed until %(date)s.") % {"date": f"{voucher.expires_at:%Y-%m-%d}"})
-    # Each service account is a user of its own, so by several of them a person could pass the limit per person below.
+    # Each service account is a user of its own. With several of them, a person could exceed the limit per person below.
     if ServiceAccount.objects.filter(membership__user=user).exists():
         raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))
     if voucher.currency != account.currency:
@@ -184,6 +187,7 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
 
 
 def _refused(sentence: str) -> VoucherRefused:
+    """Return the error with this sentence, also for the form's field `code`."""
     return VoucherRefused(sentence, fields={"code": sentence})
 
 
@@ -233,6 +237,7 @@ def move_reserved(*, source: Hold, target: Hold, limit_minor: int) -> None:
 
 
 def _add_reserved(hold: Hold, grant_id: uuid.UUID, amount_minor: int) -> None:
+    """Note that a hold reserves more of a lot. The caller updates the lot's own total (`reserved_minor`)."""
     use, _created = CreditUse.objects.get_or_create(hold=hold, grant_id=grant_id)
     CreditUse.objects.filter(pk=use.pk).update(reserved_minor=F("reserved_minor") + amount_minor)
 
@@ -240,11 +245,11 @@ def _add_reserved(hold: Hold, grant_id: uuid.UUID, amount_minor: int) -> None:
 def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     """Pay a charge of `amount_minor` from credit as far as possible, and release the hold's reservations.
 
-    Returns the credit used, in minor units. If the hold is that of a sweep's trial, taken out of the sweep's hold
-    `parent`, unused credit stays reserved for `parent`. The caller has locked the hold, `parent` and, through
-    `ledger.unhold`, the wallet.
+    Returns the credit used, in minor units. For a trial of a sweep, `parent` is the sweep's hold: credit that the trial
+    does not use stays reserved for `parent`. The caller has locked the hold, `parent` and, through `ledger.unhold`, the
+    wallet.
     """
-    # Of a trial, this amount returns to `parent`, so at most as much reserved credit can.
+    # A trial returns this amount to `parent`, so it also returns at most this much of the reserved credit.
     unused_minor = hold.amount_minor - amount_minor
     reserved_by_lot = dict(CreditUse.objects.filter(hold=hold).values_list("grant_id", "reserved_minor"))
     unpaid, used = amount_minor, 0
@@ -252,7 +257,7 @@ def spend(*, hold: Hold, amount_minor: int, parent: Hold | None = None) -> int:
     for lot in _spendable_lots(hold, now):
         reserved = reserved_by_lot.get(lot.pk, 0)
         is_expired = lot.expires_at is not None and lot.expires_at <= now
-        # Of an expired lot, the hold can spend only the part that it reserved.
+        # From an expired lot, the hold can spend only the part that it reserved.
         amount = min(unpaid, reserved if is_expired else lot.free_minor + reserved)
         if not amount and lot.pk not in reserved_by_lot:  # nothing to pay from this lot, and nothing to release
             continue
@@ -289,14 +294,14 @@ def remove_expired(*, account: Account) -> int:
         locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
         source = ledger.platform_account(Account.Kinds.CREDIT, locked.currency)
         for lot in expired_lots.all():  # `all` reads the lots again, under the lock
-            # Less can be available: a lot that expires while a hold is being placed is not reserved, but its money may
-            # be held. A later call removes the rest. `locked` keeps the balance from before the loop, so the amounts
-            # that the loop has removed are subtracted.
+            # The wallet may have less available than the lot has free: if a lot expires while a hold is being placed,
+            # the hold can take the lot's money without reserving it. A later call removes the rest. `locked` keeps the
+            # balance from before the loop, so the amounts that the loop has removed are subtracted.
             amount = min(lot.free_minor, locked.available_minor - removed)
             if amount <= 0:
                 continue
             ledger.post(
-                # A lot can expire in parts. The amount that expired before makes each reference unique.
+                # A lot can expire in parts, so the reference also has the amount that expired before, which grows.
                 reference=f"credit-expired:{lot.pk}:{lot.expired_minor}",
                 kind="credit-expired",
                 description=gettext_noop("Expired credit"),
@@ -318,7 +323,7 @@ def forfeit(*, account: Account) -> None:
 def remove_all_expired(*, limit: int = 1000) -> int:
     """Remove expired credit from at most `limit` wallets, so that a call is short. Returns how many wallets changed.
 
-    The next call continues with the other wallets, because a changed wallet is no longer found.
+    The next call continues with the other wallets, because the query no longer finds a changed wallet.
     """
     owners = CreditGrant.objects.filter(_UNRESERVED, expires_at__lte=timezone.now()).values("organization")
     accounts = Account.objects.filter(kind=Account.Kinds.WALLET, organization__in=owners)[:limit]
@@ -364,12 +369,12 @@ def used_by_hold(hold_ids: Sequence[int]) -> dict[int, int]:
 
 
 def _free_lots(organization_id: int | None) -> QuerySet[CreditGrant]:
-    """Return the lots that a new hold can reserve, in the order they are spent."""
+    """Return the lots with free credit, which a hold can reserve, in the order in which they are spent."""
     return lots_of(organization_id).filter(_UNRESERVED, _not_expired(timezone.now()))
 
 
 def _spendable_lots(hold: Hold, now: datetime) -> QuerySet[CreditGrant]:
-    """Return the lots that pay for a hold: those it reserved, expired or not, and those still free."""
+    """Return the unspent lots that can pay for a hold: all that it reserved, and all others that have not expired."""
     reserved = Exists(CreditUse.objects.filter(hold=hold, grant=OuterRef("pk")))
     return lots_of(hold.account.organization_id).filter(_UNSPENT, _not_expired(now) | Q(reserved))
 

@@ -30,7 +30,7 @@ LARGEST_PAYMENT = 99_999_999
 
 
 def decimals(currency: str) -> int:
-    """Return the number of decimals of the currency's minor unit."""
+    """Return the number of decimals of the currency's minor unit: 2 if it is a hundredth of the major unit."""
     if currency in ZERO_DECIMALS:
         return 0
     return 3 if currency in THREE_DECIMALS else 2

@@ -1,7 +1,7 @@
 """The payment provider's customer object of an organization, and its saved cards.
 
 Card data is read from the provider and never copied. We store only the customer's id, one for each provider mode
-(sandbox, test, live). An administrator may delete the customer, and its cards with it, in the provider's dashboard.
+(sandbox, test, live). An administrator may delete the customer, and with it the cards, in the provider's dashboard.
 Then we clear the id, and the next payment creates a new customer.
 """
 
@@ -70,7 +70,8 @@ def with_customer(*, organization: Organization, email: str, call: Callable[[str
 def forget(customer_id: str) -> bool:
     """Clear the id of a customer that was deleted at the provider, and switch off automatic top-ups with its cards.
 
-    Returns False if no organization has this id any more. `payment_emails` then sends an email to all who may pay.
+    `payment_emails` sends an email about the deleted cards to all who may pay. Returns False, and does nothing, if no
+    organization has this id any more.
     """
     with transaction.atomic():
         row = PaymentCustomer.objects.select_for_update().filter(mode=gateway.mode(), customer_id=customer_id).first()
@@ -82,12 +83,12 @@ def forget(customer_id: str) -> bool:
         for setup in setups.filter(account__organization=row.organization_id, is_on=True):
             setup.is_on, setup.last_failure, setup.mailed_at = False, CUSTOMER_GONE, None
             setup.save(update_fields=["is_on", "last_failure", "mailed_at", "updated_at"])
-            forget_sent(setup)  # the email about this deletion goes to all, also to recipients of an earlier one
+            forget_sent(setup)  # the email goes to all, also to those who got one about an earlier deletion
     return True
 
 
 def has_deleted_customer(organization: Organization) -> bool:
-    """Return whether a customer of this organization was ever deleted at the provider, and its cards with it."""
+    """Return whether a customer of this organization, and with it the saved cards, was ever deleted at the provider."""
     rows = PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode())
     return rows.exclude(lost_id="").exists()
 

@@ -1,7 +1,8 @@
 """Disputes (chargebacks): a cardholder's bank withdraws a payment, may return it, and may withdraw it again.
 
-Each balance transaction of a dispute is booked once in the ledger, under a reference with its id. So it does not matter
-how often and in which order the provider's events arrive. The status of a dispute moves no money.
+Stripe reports each withdrawal and each return as a balance transaction of the dispute. Each is booked once in the
+ledger, under a reference with its id. So it does not matter how often and in which order the provider's events arrive.
+The status of a dispute moves no money.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def apply_dispute(dispute_object: Mapping[str, Any], *, livemode: object) -> Non
 def _is_outdated(row: Dispute, dispute_object: Mapping[str, Any], state: Dispute.States) -> bool:
     """Return whether the object, which was fetched before the row was locked, is older than the row.
 
-    It is if it lacks the latest movement. A dispute that ended is open again only if the bank withdrew the money again
-    after it was won.
+    `state` is the object's state. An older object may lack the row's latest movement, or be open although the row has
+    ended. A dispute is open again only if it was won and the bank then withdrew the money again.
     """
     received = {transaction["id"] for transaction in dispute_object.get("balance_transactions") or ()}
     latest = row.movements.last()
@@ -85,7 +86,7 @@ def _book_new_movements(row: Dispute, dispute_object: Mapping[str, Any], *, top_
     booked = list(row.movements.all())
     booked_ids = {movement.balance_transaction for movement in booked}
     has_withdrawn = False
-    # The operator pays Stripe's fee for the dispute, not the customer.
+    # Without Stripe's fee for the dispute, which the operator pays and not the customer.
     transactions = [
         transaction
         for transaction in dispute_object.get("balance_transactions") or ()

@@ -26,7 +26,8 @@ from console.notifications import services as notifications
 def send_due() -> int:
     """Send the emails that are due. Returns the number of alerts, warnings and invoices emailed.
 
-    `deliver` takes a query set of exactly one row. It emails each recipient once, then sets the row's `mailed_at`.
+    `deliver` takes a query set that selects exactly one row. It emails each recipient once, then sets the row's
+    `mailed_at`.
     """
     sent = 0
     active = Budget.objects.filter(budgets.IS_ACTIVE)
@@ -59,13 +60,13 @@ def payers(organization: Organization) -> set[User]:
 
 
 def mail_recipients(organization: Organization, kind: str) -> set[User]:
-    """Return the active members who chose emails of this notification kind and whose role may see it."""
+    """Return the active members who chose emails of this notification kind, and whose role may see such notices."""
     members = Membership.objects.filter(organization=organization, user__is_active=True).select_related("user")
     return {member.user for member in members if notifications.wants_mail(member, kind)}
 
 
 def _budget_mail(alert: BudgetAlert, state: budgets.BudgetState) -> tuple[str, str]:
-    """Return the subject and text of the email about a budget that reached a threshold. `state` is the budget's."""
+    """Return the subject and text of the email about a budget that reached a threshold, and is now in `state`."""
     budget = alert.budget
     subject = _("%(percent)d %% of the budget of %(whose)s is used") % {
         "percent": alert.percent,

@@ -1,8 +1,8 @@
 """Store the payment provider's webhook events as they arrive, and apply each one later, once.
 
 An event is only a hint that something changed. Each action is keyed on its business object (top-up, refund, dispute),
-not on the event, so two events about one change act once. If the order of events matters, `apply` fetches the object's
-current state. An event that cannot be applied yet is parked and retried. An event that contradicts our rows is
+not on the event, so two events about one change act once. For objects whose events can be out of order, `apply` fetches
+the current state. An event that cannot be applied yet is parked and retried. An event that contradicts our rows is
 quarantined until an administrator decides.
 """
 
@@ -33,8 +33,8 @@ RETRY_SECONDS = (15, 60, 300, 1800, 3600)
 """Delays between retries of a parked event; the last one repeats. Most events wait only for another event, which takes
 seconds; an outage of the provider can take hours."""
 MAX_PARKED_AGE = timedelta(days=3)
-"""Age up to which a parked event is retried. It may wait for another event, whose delivery Stripe retries for as long.
-An older event is quarantined, so that an administrator sees it."""
+"""Age up to which a parked event is retried. Stripe retries deliveries for three days, so the event that a parked event
+waits for can take as long. An older parked event is quarantined, so that an administrator sees it."""
 OPEN_STATES = (StripeEvent.States.RECEIVED, StripeEvent.States.PARKED)
 """States of events that are still to be applied."""
 
@@ -45,8 +45,8 @@ VALUES (%s, %s, %s, %s, '', %s, 0) ON CONFLICT (event_id) DO NOTHING
 """One statement, in SQL because every webhook waits for it: `bulk_create(ignore_conflicts=True)` adds BEGIN and COMMIT,
 and takes three times the CPU time."""
 MAYBE_UNSTORABLE = re.compile(r"\\u(0000|d[89a-f])")
-"""Finds an escaped NUL or surrogate in ASCII JSON. PostgreSQL stores neither NUL nor half a pair of surrogates. A whole
-pair, which PostgreSQL stores, matches too."""
+"""Finds an escaped NUL or surrogate in ASCII JSON, because PostgreSQL stores neither NUL nor half a pair of surrogates.
+A whole pair matches too, although PostgreSQL can store it."""
 
 
 # --- Store ------------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ pair, which PostgreSQL stores, matches too."""
 def store(event: dict[str, Any]) -> None:
     """Store a verified event, unless it is already stored: the provider may deliver it twice."""
     payload = json.dumps(event)
-    if MAYBE_UNSTORABLE.search(payload):  # few events: to look at each value of all would cost more than the rest
+    if MAYBE_UNSTORABLE.search(payload):  # in few events; `storable` looks at each value, which would slow the others
         event = storable(event)
         payload = json.dumps(event)
     with connection.cursor() as cursor:
@@ -127,7 +127,7 @@ def apply(*, event_pk: int, include_quarantined: bool = False) -> None:
 
 
 def _prepare_object(event: StripeEvent) -> dict[str, Any]:
-    """Return the object that an event is about, after crediting its payment if that has not happened.
+    """Return the object that an event is about. If the object's payment is not credited yet, credit it first.
 
     Refunds, disputes and customers are fetched from the provider, because their events can be out of order. All calls
     to the provider happen here, outside any transaction. Raises Quarantined, PaymentUnavailable.
@@ -153,7 +153,8 @@ def _credit_payment(intent_id: str) -> None:
     """Fetch a payment whose own event has not arrived, and credit it. Raises Quarantined."""
     intent = gateway.fetch_object("payment_intent", intent_id)
     session = gateway.find_session(intent_id)
-    # Without the payment's event, its time is not known. `created`, when the page or charge began, comes nearest.
+    # Only the payment's event has the time of the payment. `created`, the time at which the page or charge was created,
+    # comes nearest.
     with transaction.atomic():
         # Our Checkout Sessions carry a reference. An automatic top-up has no session, only a Payment Intent.
         if session is not None and session.get("client_reference_id"):
@@ -243,7 +244,7 @@ def _close(
 ) -> None:
     """Store the state of an event that is not retried, unless another worker has moved it out of `from_states`.
 
-    `applied_at` becomes the time of this decision in every such state, also if the event was ignored or quarantined.
+    `applied_at` becomes the time of this decision, also if the event was ignored or quarantined.
     """
     StripeEvent.objects.filter(pk=event.pk, state__in=from_states).update(
         state=state, reason=reason, applied_at=timezone.now(), retry_at=None

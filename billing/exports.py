@@ -30,11 +30,11 @@ RECEIPT_COLUMNS = (
     "amount",
     "currency",
 )
-"""The header. `rule` is the code of a receipt line (`billing.pricing.Line`). Lines of an invoice without a receipt have
-`correction`, `credits`, `tax`, `tax_included` or `total`."""
+"""The header. `rule` is the code of a receipt line (`billing.pricing.Line`). In rows of an invoice that belong to no
+receipt, `rule` is `correction`, `credits`, `tax`, `tax_included` or `total`."""
 FORMULA_PREFIXES = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")
-"""First characters by which a spreadsheet takes a cell for a formula, and white space that it skips before them. East
-Asian versions accept the full-width ones too."""
+"""First characters of cells that a spreadsheet may take for formulas. The full-width ones count in East Asian versions.
+White space is here too, because spreadsheets skip it before the other characters."""
 
 
 def costs_csv(receipts: Iterable[Receipt]) -> Iterator[str]:

@@ -65,7 +65,7 @@ class StripeStatus:
 
 
 def is_live() -> bool:
-    """Return whether real money moves."""
+    """Return whether real money moves. Only keys of Stripe's live mode contain `_live_`."""
     return "_live_" in settings.STRIPE_SECRET_KEY
 
 
@@ -86,7 +86,7 @@ def create_customer(*, reference: str, name: str, email: str, replaces: str = ""
     this one replaces, if any. It changes the idempotency key; with the old key, the provider would return the deleted
     customer again.
     """
-    # Stripe refuses a repeated key with other parameters, so the key depends on them.
+    # The key depends on the parameters, because Stripe refuses a repeated key with other parameters.
     fingerprint = hashlib.sha256(f"{name} {email} {replaces}".encode()).hexdigest()[:16]
     created = _call(
         lambda: _client().v1.customers.create(
@@ -117,9 +117,9 @@ def create_checkout(
 ) -> Checkout:
     """Create a payment page for one amount. Idempotent on `reference`, the top-up's id, and the customer.
 
-    The page offers all payment methods that are enabled at the provider for the currency (cards, Alipay, WeChat Pay …).
-    With `save_card`, a card is saved for automatic top-ups; other methods stay available but are not saved.
-    Raises PaymentUnavailable, PaymentRefused.
+    The page shows `title` and sends the payer back to `return_url`. It offers all payment methods that are enabled at
+    the provider for the currency (cards, Alipay, WeChat Pay …). With `save_card`, a card is saved for automatic
+    top-ups; other methods stay available but are not saved. Raises PaymentUnavailable, PaymentRefused.
     """
     parameters: dict[str, Any] = {
         "mode": "payment",
@@ -220,7 +220,7 @@ def find_charge(*, reference: str, customer_id: str) -> StripeStatus | None:
 
 
 def refund(*, reference: str, payment_intent_id: str, amount_minor: int) -> StripeStatus:
-    """Refund an amount to the original payment method. Idempotent on `reference`.
+    """Refund an amount to the original payment method. Idempotent on `reference`, the id of our Refund.
 
     Raises PaymentRefused. After PaymentUnavailable the result is unknown: repeat the same call.
     """
@@ -277,8 +277,8 @@ def events_since(created: int) -> Iterator[dict[str, Any]]:
 def verify(payload: bytes, header: str) -> dict[str, Any]:
     """Verify a webhook's signature and return its event. `header` is Stripe-Signature.
 
-    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if its
-    time and ours differ by more than the tolerance, or if the body is not an event.
+    The header is `t=<Unix time>,v1=<HMAC-SHA256 of "time.body">,...`. Raises BadSignature if no secret matches, if the
+    header's time and ours differ by more than the tolerance, or if the body is not an event.
     """
     stamp, signatures = _parse_header(header)
     if abs(time.time() - stamp) > SIGNATURE_TOLERANCE_SECONDS:
@@ -360,6 +360,7 @@ def _find_by_reference(name: str, reference: str, objects: Sequence[Any]) -> Str
 
 def _card(method: dict[str, Any]) -> Card:
     """Convert a payment method of the provider. Methods other than cards have neither last digits nor expiry."""
+    # The details are in a field that is named after the type, for example `card`.
     details = method.get(method["type"]) or {}
     brand = str(details.get("display_brand") or details.get("brand") or method["type"]).replace("_", " ").title()
     year, month = details.get("exp_year"), details.get("exp_month")

@@ -1,7 +1,8 @@
 """Invoices as PDF files, rendered by WeasyPrint.
 
 Each invoice is rendered once per language and stored, so every later download is identical. WeasyPrint needs shared
-libraries (Pango) that no wheel contains. Without them everything else works, and `problem` names what to install.
+libraries (Pango) that no wheel contains. Without these libraries everything but PDFs works, and `problem` names what to
+install.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 FONTS = settings.BASE_DIR / "static" / "vendor" / "fonts"
 MAX_DETAILED_RUNS = 300
-"""The PDF shows every receipt line only if the invoice has at most this many runs. A web request renders it, and each
-row takes time; nobody reads more pages anyway. Longer invoices show one row for each run. The CSV has all lines."""
+"""The PDF shows every receipt line only if the invoice has at most this many runs; a longer one shows one row for each
+run. A web request renders the PDF, and each row takes time; nobody reads more pages anyway. The CSV has all lines."""
 
 
 def pdf(*, invoice: Invoice, language: str) -> bytes:

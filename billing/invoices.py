@@ -4,8 +4,8 @@ One transaction locks the number series and writes the number, the document and 
 gaps, a receipt is on one invoice only, and a repeated call issues nothing twice. A document never changes. A correction
 is a credit note: a document with negative amounts.
 
-Runs are charged when they end, so an invoice posts only the tax. If prices include tax, it comes from revenue.
-Otherwise it comes from paid-in money in the wallet, and the part that the wallet lacks becomes the organization's debt
+Runs are charged when they end, so an invoice posts only the tax. If prices include tax, the tax comes from revenue. If
+not, it comes from paid-in money in the wallet. The part that the wallet lacks becomes a debt of the organization
 (receivable).
 """
 
@@ -64,8 +64,9 @@ def issue_due() -> list[Invoice]:
 def issue(*, organization: Organization, until: datetime | None = None, user: User | None = None) -> Invoice | None:
     """Issue an invoice for all uninvoiced receipts before `until` (default: now).
 
-    Returns None if they cost nothing. An invoice with `until` is a periodic one: an email and a notification
-    announce it. Idempotent and safe under concurrent calls.
+    Returns None if the receipts cost nothing. An invoice with `until` is a periodic one: an email and a notification
+    announce it. `user` is the member who requested the invoice, None for a periodic one. Idempotent and safe under
+    concurrent calls.
     """
     issued_at = timezone.now()
     period_end = until or issued_at
@@ -86,7 +87,7 @@ def issue(*, organization: Organization, until: datetime | None = None, user: Us
         sequence=sequence,
         number=f"{billing_policy.invoice_prefix}{sequence:0{NUMBER_DIGITS}d}",
         organization=organization,
-        currency=receipts[0].currency,
+        currency=receipts[0].currency,  # of all: an organization has one wallet, in one currency
         period_start=min(installation_time(receipt.created_at).date() for receipt in receipts),
         period_end=last_day.date(),
         seller=_seller(),
@@ -133,7 +134,7 @@ def correct(
     """Issue a credit note that returns `amounts` (minor units by the line's id) to the wallet.
 
     For each line, paid-in money is returned first, then credit. Returned credit does not expire. Each note also returns
-    the tax on its amount. The note that returns the last cent returns all tax that is left.
+    the tax on its paid-in money. The note that returns the last of that money returns all tax that is left.
 
     `notes_seen` is the number of notes that the user's page showed. If the number has changed, the note is refused, so
     a form that is submitted twice issues one note. Raises InvoiceRefused.
@@ -151,7 +152,8 @@ def correct(
     returned_credit = sum(part.credit_minor for part in parts)
     returned_paid = sum(part.paid_minor for part in parts)
     returned = returned_paid + returned_credit
-    # In earlier notes, amounts and taxes are negative and credits positive, so adding these sums gives what is left.
+    # Notes have negative amounts and taxes, and positive credits. So adding the sums of the earlier notes to the
+    # invoice's figures gives what is left.
     earlier = invoice.notes.aggregate(
         subtotal=Sum("subtotal_minor", default=0),
         credits=Sum("credits_minor", default=0),
@@ -217,8 +219,8 @@ def invoice_for(organization: Organization, pk: int) -> Invoice:
 def uninvoiced_minor(organization: Organization) -> int:
     """Return the charges that are not on an invoice yet, in minor units.
 
-    An invoice's subtotal is the sum of its receipts, so two sums are enough. To find the receipts without an invoice
-    would take a join over all of them.
+    An invoice's subtotal is the sum of its receipts. So this subtracts the subtotals from all charges. To find the
+    receipts without an invoice would take a join over all receipts.
     """
     charged = Receipt.objects.filter(organization=organization).aggregate(total=Sum("total_minor", default=0))
     invoices = Invoice.objects.filter(organization=organization, kind=Invoice.Kinds.INVOICE)
@@ -249,7 +251,7 @@ class ReturnedPart(NamedTuple):
 def _split_amounts(invoice: Invoice, amounts: Mapping[int, int]) -> list[ReturnedPart]:
     """Split the amount to return for each line (by its id) into paid-in money and credit. Raises InvoiceRefused.
 
-    Corrections have negative amounts, so adding them to a line's amount gives the amount that is left.
+    Corrections have negative amounts, so adding these to a line's amount gives the amount that is left.
     """
     lines = invoice.lines.annotate(
         corrected=Sum("corrections__amount_minor", default=0),

@@ -5,9 +5,10 @@ enforce the rules: entries sum to zero, entries are append-only, `posted >= held
 
 Every transaction locks rows in the same order, which prevents deadlocks: first the organization's row, then the row of
 a hold, top-up or invoice series, then the wallet, then its settings of automatic top-ups. `post` locks the accounts of
-organizations by id, then the platform's accounts by id. Many transactions share a platform account, so these come last
-and are locked for the shortest time. Organizations and accounts are locked FOR NO KEY UPDATE, which allows inserts of
-rows that reference them: other transactions make such inserts while they hold later locks.
+organizations by id, then the platform's accounts by id. Many transactions share a platform account, so the platform's
+accounts come last and are locked for the shortest time. Organizations and accounts are locked FOR NO KEY UPDATE, which
+does not block inserts of rows that reference them. Other transactions make such inserts while they hold later locks, so
+a blocked insert could be a deadlock.
 """
 
 from __future__ import annotations
@@ -77,11 +78,11 @@ def post(*, reference: str, kind: str, description: str, entries: Sequence[tuple
         raise ValueError(f"The entries of {reference} do not balance in one currency.")
     if len({account.pk for account, _amount in entries}) != len(entries):
         raise ValueError(f"The entries of {reference} name an account twice.")
-    # Accounts of organizations first, as the module says: False sorts before True.
+    # The module's docstring gives this order: accounts of organizations first (False sorts before True), then by id.
     in_locking_order = sorted((account.organization_id is None, account.pk) for account, amount in entries if amount)
     accounts = [pk for _is_platform, pk in in_locking_order]
     values = (reference, kind, description, timezone.now(), accounts, [amounts[pk] for pk in accounts])
-    # Inside a transaction, a savepoint keeps the caller's work if the database refuses the posting.
+    # Inside a transaction, a savepoint keeps the caller's earlier changes if the database refuses the posting.
     savepoint = transaction.atomic() if connection.in_atomic_block else nullcontext()
     try:
         with savepoint:
@@ -117,8 +118,7 @@ def unhold(*, account: Account, amount_minor: int) -> None:
 def lock(*, account: Account) -> None:
     """Lock the wallet's row until the transaction ends.
 
-    For callers that change neither balance nor holds, but must exclude those that do. New entries may still refer to
-    the row meanwhile (`no_key`).
+    For callers that change neither balance nor holds, but must keep other transactions from changing these.
     """
     Account.objects.select_for_update(no_key=True).get(pk=account.pk)
 
@@ -138,6 +138,7 @@ def _insufficient_funds(account: Account, needed_minor: int) -> InsufficientFund
 
 
 def _organization_account(wallet: Account, kind: Account.Kinds) -> Account:
+    """Return the account of this kind of the wallet's organization, in the wallet's currency. Create it if needed."""
     owner = {"organization_id": wallet.organization_id, "kind": kind, "currency": wallet.currency}
     Account.objects.bulk_create([Account(**owner)], ignore_conflicts=True)
     return Account.objects.get(**owner)

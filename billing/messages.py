@@ -64,9 +64,9 @@ ESTIMATE_BASES = {
 }
 """Sentence for each `Estimate.source` whose sentence contains no figures."""
 MIN_RUNS_FOR_P90 = 5
-"""Fewest earlier runs from which the page claims "90% of runs". It equals `FEW_RUNS` of `jobs.estimates`,
-which `billing` cannot import. That module raises the p90 of fewer runs to at least a fixed multiple of the p50: such a
-p90 is no measurement."""
+"""Fewest earlier runs from which the page claims "90% of runs". The p90 of fewer runs is no measurement, because
+`jobs.estimates` makes it at least a fixed multiple of the p50. The number equals `FEW_RUNS` of that module, which
+`billing` cannot import."""
 
 
 def line_title(line: Mapping[str, Any]) -> str:

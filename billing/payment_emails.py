@@ -23,18 +23,19 @@ MAX_AGE = timedelta(days=3)
 def send_due() -> int:
     """Send the emails that are due, each to all who may pay. Returns how many of them were sent.
 
-    `deliver` sends each recipient one email, also beside concurrent workers, and then sets `mailed_at`. It renders the
-    email for each language and time zone of the recipients.
+    `deliver` sends each recipient one email, even if several workers run this at once, and then sets `mailed_at`. It
+    renders the email for each language and time zone of the recipients.
     """
     since = timezone.now() - MAX_AGE
     failed = TopUp.objects.filter(
         origin=TopUp.Origins.AUTOMATIC, state=TopUp.States.FAILED, mailed_at=None, created_at__gt=since
-    ).exclude(failure=customers.CUSTOMER_GONE)  # the email about deleted cards covers these
+    ).exclude(failure=customers.CUSTOMER_GONE)  # the email about deleted cards covers these failures
     # `customers.forget` switches off automatic top-ups in this way when the provider has deleted the customer.
     setups_without_cards = AutoTopUp.objects.filter(
         is_on=False, last_failure=customers.CUSTOMER_GONE, mailed_at=None, updated_at__gt=since
     )
-    # The age counts from the last movement. Once the money is returned, `withdrawn_minor` is 0 and no email is needed.
+    # The age of a dispute counts from its last movement of money. Once the bank has returned the money,
+    # `withdrawn_minor` is 0, and no email is needed.
     disputed = Dispute.objects.filter(mailed_at=None, withdrawn_minor__gt=0, movements__moved_at__gt=since).distinct()
     sent = 0
     for top_up in failed.select_related("account__organization"):

@@ -2,7 +2,7 @@
 
 Only the provider's signed event, or its answer to our request, credits a wallet. Before that, mode, amount, currency
 and session are compared with the top-up's row. A top-up is credited once. The customer's return from the payment page
-credits nothing, because anybody can open its URL.
+credits nothing, because anybody can open the URL of the return.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
     """Create a top-up and its payment page for the amount that the wallet lacks to buy a quote.
 
     The amount is at least the smallest top-up. The payment is credited like any top-up; `jobs` then buys
-    `top_up.quote`. Raises AmountRefused if the amount exceeds the largest top-up, OrganizationClosing,
-    PaymentUnavailable, PaymentRefused.
+    `top_up.quote`. After the payment, the payer returns to `return_path` of the console. Raises AmountRefused if the
+    amount exceeds the largest top-up, OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
     services.require_open(organization=account.owner)
     amount_minor = shortfall_minor(quote, account=account)
@@ -73,8 +73,8 @@ def pay_for(*, quote: Quote, account: Account, user: User, return_path: str) -> 
 def shortfall_minor(quote: Quote, *, account: Account, held_minor: int = 0) -> int:
     """Return the amount to pay in before the quote can be bought, at least the smallest top-up, in minor units.
 
-    Debts and unpaid storage are added, because they may be paid first. Credit that has expired does not count.
-    `held_minor` is the amount already held for the purchase: an extension needs only the rest.
+    Debts and unpaid storage are added, because the payment may go to them first. Credit that has expired does not
+    count. `held_minor` is the amount already held for the purchase, if the quote extends it.
     """
     available_minor = account.available_minor - credit.expired_minor(account)
     shortfall = quote.ceiling_minor - held_minor - available_minor
@@ -113,7 +113,7 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
         pairs = {
             "amount_total": (session.get("amount_total"), top_up.amount_minor),
             "currency": (str(session.get("currency")).upper(), top_up.currency),
-            # The page may be paid before its id is stored in our row.
+            # The page may be paid before our row has the session's id.
             "session": (session.get("id"), top_up.session_id or session.get("id")),
         }
         require_match(pairs | {"livemode": (livemode, gateway.is_live())})
@@ -124,7 +124,7 @@ def apply_session(session: Mapping[str, Any], *, livemode: object, at: object = 
 
 
 def fail_session(session: Mapping[str, Any]) -> TopUp:
-    """Mark a top-up as failed. Its payment method, such as a bank debit, took days and was refused in the end.
+    """Mark a top-up as failed, after a payment that took days, such as a bank debit, was refused in the end.
 
     Call it in a transaction. Raises Quarantined.
     """
@@ -134,7 +134,7 @@ def fail_session(session: Mapping[str, Any]) -> TopUp:
 
 
 def parse_timestamp(stamp: object) -> datetime:
-    """Convert the provider's Unix time. Returns now for an unreadable time, which must not stop the payment."""
+    """Convert the provider's Unix time. Returns now if the time is unreadable, so that the payment is not lost."""
     try:
         return datetime.fromtimestamp(stamp, UTC)  # type: ignore[arg-type]  # other types raise, which is handled
     except (TypeError, ValueError, OverflowError, OSError):
@@ -163,7 +163,8 @@ def require_match(pairs: Mapping[str, tuple[object, object]]) -> None:
 def credit_top_up(top_up: TopUp, *, intent: object, at: object) -> bool:
     """Credit a payment to the wallet, publish it and return True. False if this top-up has already been credited.
 
-    The top-up may be in any other state: an expired page can still be paid.
+    The top-up may be in any other state, because the payment of an expired page can still arrive. `intent` is the
+    payment intent's id and `at` the Unix time of the payment, both unchecked from the provider.
     """
     is_new = receivables.pay_in(
         account=top_up.account,

@@ -1,7 +1,7 @@
 """Compare price books: simulate a past month under a draft, and list the prices that differ. Read-only.
 
-`billing.pricing` rates each run again, from the usage on its receipt and the deadline of its quote. Under unchanged
-prices each run therefore costs the same.
+A simulation rates each run again (`pricing.rate`), from the usage on the run's receipt. The deadline of the run's quote
+gives the new ceiling. Under unchanged prices each run therefore costs the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Simulation:
     month: Month
     customers: list[CustomerSimulation]
     unpriced: dict[str, int] = field(default_factory=dict)
-    """Number of runs whose purchase has no price in the draft, by the purchase's name. Their original cost is used."""
+    """Number of runs that have no price in the draft, by product, node spec and nodes. Their original cost is used."""
     without_usage: int = 0
     """Number of runs whose usage or node spec is unknown, because an early version wrote their receipts. Their original
     cost is used."""
@@ -88,12 +88,12 @@ class PriceChange:
 
     @property
     def fraction(self) -> float | None:
-        """Return the change as a fraction, None if it cannot be computed."""
+        """Return the change as a fraction of the old price. None if a book lacks the price, or the old price is 0."""
         return float(self.new / self.old - 1) if self.old and self.new is not None else None
 
     @property
     def is_large(self) -> bool:
-        """Return whether the price changes by more than half. A change from 0 is always large."""
+        """Return whether the price changes by more than half: always if it was 0, never if one book lacks it."""
         if self.old is None or self.new is None:
             return False
         return abs(self.new - self.old) * 2 > self.old
@@ -124,19 +124,20 @@ def simulate_month(*, book: PriceBook, month: Month) -> Simulation:
 
 def diff(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
     """Return the prices that differ between two books, or that only one of them has, sorted by name."""
-    before, after = _by_name(old.prices.select_related("node_spec")), _by_name(new.prices.select_related("node_spec"))
-    names = sorted(set(before) | set(after))
-    changes = [PriceChange(name, before.get(name), after.get(name)) for name in names]
+    old_prices = _by_name(old.prices.select_related("node_spec"))
+    new_prices = _by_name(new.prices.select_related("node_spec"))
+    names = sorted(set(old_prices) | set(new_prices))
+    changes = [PriceChange(name, old_prices.get(name), new_prices.get(name)) for name in names]
     return [change for change in changes if change.old != change.new]
 
 
 def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
     """Return the prices that change by more than half.
 
-    Each price is compared with the price that the other book applies to the same purchase. A product's own price may
-    thus be compared with the price of all products.
+    Each price is compared with the price that the other book applies to the same purchase. If the other book has no
+    price of its own for a product, that is the price of all products.
     """
-    before, after = price_rows(old), price_rows(new)
+    old_rows, new_rows = price_rows(old), price_rows(new)
     prices = [*new.prices.select_related("node_spec"), *old.prices.select_related("node_spec")]
     changes = {}
     for price in prices:
@@ -150,8 +151,8 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
         )
         change = PriceChange(
             price_name(price),
-            pricing.find_price(before, kind, purchase),
-            pricing.find_price(after, kind, purchase),
+            pricing.find_price(old_rows, kind, purchase),
+            pricing.find_price(new_rows, kind, purchase),
         )
         if change.is_large:
             changes[change.name] = change
@@ -161,7 +162,7 @@ def large_changes(*, old: PriceBook, new: PriceBook) -> list[PriceChange]:
 def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation: Simulation) -> int:
     """Return the cost of a run under the prices `rows`.
 
-    A run whose cost cannot be computed keeps its original cost, and is counted in `simulation`.
+    If this cost cannot be computed, the run is counted in `simulation`, and its original cost is returned.
     """
     quote = receipt.hold.quote
     if not quote.ceiling_minor:
@@ -179,7 +180,7 @@ def _simulated_minor(receipt: Receipt, rows: list[pricing.PriceRow], simulation:
         epochs=terms.epochs,
     )
     usage = Usage.from_json(receipt.usage)
-    deadlines = [  # an extension's quote has the new deadline of the whole run
+    deadlines = [  # the quote of an extension has a later deadline for the whole run
         quote.deadline_seconds,
         *(extension.quote.deadline_seconds for extension in receipt.hold.extensions.all()),
     ]

@@ -15,7 +15,7 @@ from billing.models import NodeSpec, Price, PriceBook
 from billing.pricing import PriceKind, PriceRow
 
 NAME_LIMIT = 100
-"""Characters of a book's name: the length of the column."""
+"""Most characters of a book's name: the length of the column."""
 
 
 def current_book(*, currency: str, at: datetime | None = None) -> PriceBook:
@@ -55,7 +55,10 @@ def price_name(price: Price) -> str:
 
 
 class PriceKey(NamedTuple):
-    """The purchases that a price applies to. Unique in a book. An empty `product` stands for all products."""
+    """The purchases that a price applies to. Unique in a book.
+
+    An empty `product` stands for all products. `node_spec_id` is None for kinds of prices that name no node spec.
+    """
 
     kind: PriceKind
     product: str
@@ -70,14 +73,14 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
     prices = list(book.prices.select_related("node_spec"))
     priced = {_key(price) for price in prices}  # the keys of all prices in the draft
     specs = {spec.pk: spec for spec in NodeSpec.objects.filter(is_active=True)}
-    # Each offered node spec needs a node-hour price for all products. The rows of `missing` are never saved; they serve
-    # `price_name`, which names them in the sentences.
+    # Each offered node spec needs a node-hour price for all products. The rows of `missing` are never saved: they are
+    # for `price_name`, which takes a row and names the missing price in the message.
     missing = [
         Price(kind=PriceKind.NODE_HOUR, node_spec=spec)
         for spec in specs.values()
         if PriceKey(PriceKind.NODE_HOUR, "", spec.pk) not in priced
     ]
-    # A price from several nodes needs a price from one node, for runs on fewer nodes.
+    # A price that applies only from several nodes on needs a price from one node on, for runs on fewer nodes.
     missing += [
         Price(kind=price.kind, product=price.product, node_spec=price.node_spec)
         for price in prices
@@ -97,21 +100,21 @@ def problems(book: PriceBook, *, starts_at: datetime) -> list[str]:
 
 
 def _no_longer_priced(book: PriceBook, priced: set[PriceKey], spec_ids: set[int], starts_at: datetime) -> list[Price]:
-    """Return the fixed prices of the book that the draft replaces, if the draft has no price in their place.
+    """Return the fixed prices of the book that the draft replaces, without those that the draft prices too.
 
-    Without one, their products could no longer be sold. The replaced book is the one in effect at `starts_at`. `priced`
-    has the keys of the draft's prices, `spec_ids` the ids of the offered node specs.
+    The products of the returned prices could no longer be sold under the draft. The replaced book is the book in effect
+    at `starts_at`. `priced` has the keys of the draft's prices, `spec_ids` the ids of the offered node specs.
     """
     try:
         replaced = current_book(currency=book.currency, at=starts_at)
     except NotPriced:
         return []
-    fixed = replaced.prices.filter(kind=PriceKind.FIXED_EPOCH, nodes_from=1, node_spec__in=spec_ids)
-    return [price for price in fixed.select_related("node_spec") if not _is_priced(_key(price), priced)]
+    fixed_prices = replaced.prices.filter(kind=PriceKind.FIXED_EPOCH, nodes_from=1, node_spec__in=spec_ids)
+    return [price for price in fixed_prices.select_related("node_spec") if not _is_priced(_key(price), priced)]
 
 
 def _is_priced(key: PriceKey, priced: set[PriceKey]) -> bool:
-    """Return whether the product of `key` has a price of its own, or all products together have one."""
+    """Return whether there is a price for the product of `key`, or in its place a price for all products."""
     return key in priced or key._replace(product="") in priced
 
 
@@ -121,7 +124,7 @@ def _key(price: Price) -> PriceKey:
 
 @transaction.atomic
 def publish(*, book: PriceBook, effective_from: datetime | None = None) -> PriceBook:
-    """Publish a draft. It takes effect at `effective_from`, else at the draft's own date, else now; never in the past.
+    """Publish a draft. It takes effect at `effective_from`, or at the draft's own date, or now; never in the past.
 
     Raises BookRefused.
     """

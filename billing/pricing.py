@@ -3,8 +3,8 @@
 Pure functions: no clock, no database, no third-party imports.
 
 Each line is rounded once, half up, to the minor unit (`round_minor`). The time of a run consists of ranges, each with a
-constant number of nodes (`usage.Range`). The total up to the end of each range is rounded, and the line of a range is
-the increase since the range before. So a run costs the same however its time is divided into ranges. `rate` never
+constant number of nodes (`usage.Range`). The running total is rounded at the end of each range, and the line of a range
+is the increase of this rounded total. So a run costs the same however its time is divided into ranges. `rate` never
 exceeds the quote's ceiling. `docs/pricing.md` has worked examples, which a test recomputes.
 """
 
@@ -49,7 +49,8 @@ class PriceKind(enum.StrEnum):
 class PricingError(Exception):
     """No quote is possible.
 
-    `code` says why, and `field` names the value to change. `limit` is the nearest allowed value, 0 if there is none.
+    `code` says why, and `field` names the value to change. `limit` is the nearest allowed value of that field, in the
+    field's unit, or 0 if there is none.
     """
 
     def __init__(self, code: str, *, field: str, limit: int = 0) -> None:
@@ -87,7 +88,7 @@ class Purchase:
 class Estimate:
     """The estimated duration of a run, and its basis.
 
-    Of such runs, 50% should end within `p50_seconds`, and 90% within `p90_seconds`.
+    Half of the runs with this estimate should end within `p50_seconds`, and 90% within `p90_seconds`.
     """
 
     p50_seconds: float
@@ -101,7 +102,8 @@ class Estimate:
     measured_nodes: tuple[int, ...] = ()
     """Node counts of the earlier runs if their times were scaled, because none had the requested count; else empty."""
     efficiency: float | None = None
-    """Measured scaling efficiency, 0 to 1. None if nothing was scaled or only one node count was measured."""
+    """Measured share of linear scaling: 1 if twice the nodes halve the time. None if nothing was scaled, or if only one
+    node count was measured."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Terms:
     nodes: int
     epochs: int
     hourly: Decimal
-    """Price of one node for one hour, at the tier of this number of nodes."""
+    """Price of one node for one hour, in a run on `nodes` nodes."""
     per_epoch: Decimal
     """Price of one epoch. Metered mode: charged when the run completes. Fixed mode: on all nodes together."""
     minimum_minor: int
@@ -167,7 +169,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Offer:
-    """A priced purchase, with amounts in minor units. `lines` sum to the ceiling."""
+    """A priced purchase, which `billing.quotes` stores as a Quote. Amounts in minor units; `lines` sum to the ceiling.
+
+    `p50_minor` and `p90_minor` are the costs of a run that completes in the estimated time, at most the ceiling.
+    """
 
     terms: Terms
     lines: tuple[Line, ...]
@@ -204,11 +209,14 @@ def quote(
 ) -> Offer:
     """Price a purchase.
 
-    The deadline is the customer's `max_seconds`, otherwise the p90 estimate times `headroom`, at least
-    `min_deadline_seconds` and at most `max_deadline_seconds`. A fixed price includes `included_seconds` of running time
-    (None: all until the deadline), and the default deadline is at least as long; more time costs the node-hour price. A
-    customer's `ceiling_minor` shortens the deadline to the time that it pays for. Raises PricingError with code
-    `not_priced`, `max_seconds_too_large` or `ceiling_too_small`.
+    The deadline is the customer's `max_seconds`. Without this limit, it is the p90 estimate times `headroom`, a factor
+    of the product, from `min_deadline_seconds` to `max_deadline_seconds`. A customer's `ceiling_minor` shortens the
+    deadline to the time that the ceiling pays for.
+
+    A fixed price includes `included_seconds` of running time (None: all until the deadline). More time costs the
+    node-hour price. A deadline from the estimate is at least as long as the included time.
+
+    Raises PricingError with code `not_priced`, `max_seconds_too_large` or `ceiling_too_small`.
     """
     is_fixed = purchase.mode is Mode.FIXED
     minimum = find_price(prices, PriceKind.MINIMUM, purchase)
@@ -271,9 +279,9 @@ def terms_for(
 def rate(usage: Usage, terms: Terms) -> Charge:
     """Return the charge for `usage` under a quote's terms, at most the ceiling.
 
-    A completed run in fixed mode costs its price plus the time beyond the included time. All other runs cost the time
-    used at the node-hour price; an incomplete fixed run costs at most what it would have cost when completed. A
-    completed metered run adds its epochs. A run that used any time costs at least the minimum.
+    A completed run in fixed mode costs the fixed price plus the time beyond the included time. All other runs cost the
+    time used at the node-hour price. An incomplete fixed run costs at most as much as a completed one of the same time;
+    a completed metered run adds its epochs. A run that used any time costs at least the minimum.
     """
     if usage.billable_seconds <= 0:
         return Charge((), 0)
@@ -299,7 +307,7 @@ def affordable_seconds(terms: Terms, budget_minor: int) -> int:
 
 
 def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
-    """Price a metered purchase with a deadline of `seconds`, or of the time that the customer's ceiling pays for."""
+    """Price a metered purchase. A customer's ceiling shortens the deadline, `seconds`, to the time that it pays for."""
     if ceiling_minor is not None:
         # The ceiling must pay for a minute: a shorter run would not get past its start. The price of that minute is
         # rounded up, so that the ceiling in the error is enough.
@@ -315,7 +323,10 @@ def _metered_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor
 
 
 def _fixed_offer(terms: Terms, estimate: Estimate, seconds: int, ceiling_minor: int | None) -> Offer:
-    """Price a fixed purchase. A customer's ceiling shortens the deadline to the included and the affordable time."""
+    """Price a fixed purchase. A customer's ceiling shortens the deadline, `seconds`.
+
+    The included time stays, and is followed by the time that the rest of the ceiling pays for.
+    """
     price, included = _epochs_line(terms).amount_minor, terms.included_seconds or 0
     if ceiling_minor is not None:
         if ceiling_minor < (smallest_ceiling := max(price, terms.minimum_minor)):
@@ -373,6 +384,7 @@ def _completed_cost(terms: Terms, seconds: Decimal) -> int:
 
 
 def _epochs_line(terms: Terms) -> Line:
+    """Return the line of all epochs: in fixed mode the fixed price, in metered mode the price of completing them."""
     rule = "fixed_price" if terms.mode is Mode.FIXED else "epochs_completed"
     return _line(rule, Decimal(terms.epochs), "epochs", terms.per_epoch)
 
@@ -394,7 +406,7 @@ def _time_minor(terms: Terms, seconds: Decimal) -> Fraction:
 
 
 def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
-    """Return a line per time range, rounded so that their sum is the rounded total price."""
+    """Return a line per time range. The amounts are rounded so that they sum to the rounded total price."""
     lines, exact_minor, rounded_minor = [], Fraction(0), 0
     for part in usage.parts(terms.nodes):
         part_terms = dataclasses.replace(terms, nodes=part.nodes)
@@ -408,7 +420,7 @@ def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
                 amount_minor=amount,
                 began_at=part.began_at,
                 ended_at=part.ended_at,
-                # Usage without ranges has one part without a start, on all nodes of the quote, which need not be shown.
+                # Without ranges, the only part has no start. It has all nodes of the quote, which need not be shown.
                 nodes=part.nodes if part.began_at else 0,
             )
         )
@@ -416,6 +428,7 @@ def _used_lines(terms: Terms, usage: Usage) -> list[Line]:
 
 
 def _time_line(terms: Terms, seconds: Decimal) -> Line:
+    """Return the line of `seconds` on all nodes of `terms`, at the node-hour price."""
     hours = seconds * terms.nodes / SECONDS_PER_HOUR
     return Line(
         rule="time_used",
@@ -440,7 +453,7 @@ def _plain(number: Decimal) -> str:
 def find_price(prices: list[PriceRow], kind: PriceKind, purchase: Purchase) -> Decimal | None:
     """Return the price of `kind` for a purchase, or None.
 
-    The product's own price wins over the price of all products, and a price from more nodes over a price from fewer.
+    The product's own price wins over the price of all products. Then the price with the largest `nodes_from` wins.
     Node specs need no such rule: of each kind, either all prices name a node spec or none does (`models.Price`).
     """
     matching = [

@@ -30,7 +30,7 @@ start-up. A time limit or ceiling of the customer can make a deadline shorter.""
 
 @dataclass(frozen=True)
 class CurrentPrices:
-    """A price book, normally the one in effect, and its prices, read once to price several purchases."""
+    """The book in effect (for a sweep's trials: the sweep's book) and its prices, read once for several purchases."""
 
     book: PriceBook
     rows: list[pricing.PriceRow]
@@ -58,8 +58,8 @@ def price(
 ) -> pricing.Offer:
     """Price a purchase as `make_quote` does, without storing a quote. Raises NotPriced, QuoteRefused.
 
-    `headroom` and `max_deadline_seconds` are the product's limits, `max_seconds` and `ceiling_minor` the customer's.
-    `included_seconds` is the running time that a fixed price includes. See `pricing.quote`.
+    The operator sets `headroom` and `max_deadline_seconds` for the product. The customer sets `max_seconds` and
+    `ceiling_minor`. `included_seconds` is the running time that a fixed price includes. See `pricing.quote`.
     """
     try:
         return pricing.quote(
@@ -93,9 +93,10 @@ def make_quote(
 ) -> Quote:
     """Price a purchase for an organization and store the quote.
 
-    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought; it is stored as
-    `Quote.purchase`. See `pricing.quote` for the numbers. With a `book`, its prices apply instead of the current ones.
-    Raises NoWallet, NotPriced, and QuoteRefused, whose `fields` name the value to change.
+    `payload` describes the purchase for `jobs`, which reads it again when the quote is bought. It is stored as
+    `Quote.purchase`. See `price` for the other parameters. With a `book`, its prices apply instead of the current ones:
+    the trials of a sweep keep the sweep's prices. Raises NoWallet, NotPriced, and QuoteRefused, whose `fields` name the
+    value to change.
     """
     prices = CurrentPrices(book, price_rows(book)) if book else current_prices(organization)
     offer = price(
@@ -125,10 +126,10 @@ def make_sweep_quote(
 ) -> Quote:
     """Store the quote of a sweep of at most `trials` runs.
 
-    `offers` price the corners of the search space: a trial at each combination of extreme values. Terms and deadline
-    are those of the most expensive corner, and the sweep's ceiling is `trials` times that corner's ceiling. A lower
-    `ceiling_minor` of the customer replaces the sweep's ceiling; then fewer trials start. Raises QuoteRefused if
-    `ceiling_minor` is too small for one trial.
+    `offers` price the corners of the search space: a trial at each combination of extreme values. The quote has the
+    terms and the deadline of the most expensive corner. The sweep's ceiling is `trials` times that corner's ceiling, or
+    the customer's `ceiling_minor` if that is lower; then fewer trials start. Raises QuoteRefused if `ceiling_minor` is
+    too small for one trial.
     """
     most_expensive, estimate = max(offers, key=lambda corner: corner[0].ceiling_minor)
     all_trials = pricing.trials_line(trials, most_expensive.ceiling_minor)
@@ -139,7 +140,8 @@ def make_sweep_quote(
     lines = [all_trials]
     if ceiling < all_trials.amount_minor:
         lines.append(pricing.above_ceiling_line(all_trials.amount_minor - ceiling))
-    # A usual trial lies between the corners, hence their mean; the high estimate assumes the most expensive corner.
+    # The costs of most trials lie between those of the corners, so p50 assumes the mean of all corners. p90 assumes the
+    # most expensive one.
     mean_p50_minor = sum(offer.p50_minor for offer, _estimate in offers) // len(offers)
     sweep_offer = dataclasses.replace(
         most_expensive,
@@ -161,7 +163,7 @@ def make_extension_quote(*, hold: Hold, user: User, payload: dict[str, Any], dea
     """
     original = hold.quote
     offer = pricing.quote_extension(pricing.Terms.from_json(original.terms), deadline_seconds=deadline_seconds)
-    # `basis` is the stored estimate.
+    # `basis` is the stored estimate. Its times are those of the old deadline, but its source still applies.
     source = original.basis["source"]
     estimate = pricing.Estimate(p50_seconds=deadline_seconds, p90_seconds=deadline_seconds, source=source)
     return _store(
@@ -183,6 +185,7 @@ def _store(
     offer: pricing.Offer,
     estimate: pricing.Estimate,
 ) -> Quote:
+    """Store an offer as a quote, which is valid for `QUOTE_TTL_SECONDS`. `payload` becomes `Quote.purchase`."""
     return Quote.objects.create(
         organization=organization,
         created_by=user,
@@ -214,7 +217,7 @@ def make_free_quote(
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,
         nodes=nodes,
-        epochs=1,
+        epochs=1,  # without effect, because an epoch costs 0
         hourly=Decimal(0),
         per_epoch=Decimal(0),
         minimum_minor=0,
@@ -236,7 +239,7 @@ def quote_for(*, organization: Organization, quote_id: UUID | str) -> Quote:
         quote = Quote.objects.get(organization=organization, pk=UUID(str(quote_id)))
     except (Quote.DoesNotExist, ValueError) as error:
         raise NotFound(_("This quote does not exist. Request a new one.")) from error
-    quote.organization = organization  # the caller's object, which saves a query
+    quote.organization = organization  # the caller's object, so that no query reads it again
     return quote
 
 

@@ -1,8 +1,8 @@
 """Payments into wallets, refunds and disputes that withdraw them, and the debts of organizations.
 
-A withdrawal takes available paid-in money only, never held money or credit. The part that this does not cover becomes a
-debt, which the next payment or released hold pays. An administrator may write a debt off. If withdrawn money returns
-later, for example after a won dispute, it also repays the written-off debt.
+A withdrawal takes available paid-in money only, never held money or credit. The part that this money does not cover
+becomes a debt, which the next payment or released hold pays. An administrator may write a debt off. If withdrawn money
+returns later, for example after a won dispute, this money also repays the written-off debt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def pay_in(
 ) -> bool:
     """Credit a payment to a wallet and pay debts from it. Returns False if it was already posted.
 
-    `is_return` means that the money was withdrawn before, so it also repays a debt that was written off meanwhile.
+    `is_return` means that the money was withdrawn before. It then also repays a debt that was written off meanwhile.
+    See `ledger.post` for `reference`, `kind` and `description`.
     """
     clearing = ledger.platform_account(Account.Kinds.CLEARING, account.currency)
     entries = [(account, amount_minor), (clearing, -amount_minor)]
@@ -71,8 +72,8 @@ def collect(*, account: Account, reference: str) -> int:
 def withdraw(*, account: Account, amount_minor: int, reference: str, kind: str, description: str) -> bool:
     """Debit money that the provider returned to the payer. The part that the wallet cannot cover becomes a debt.
 
-    Returns False if the reference was already posted. This is checked here, with the wallet locked, and not by
-    `ledger.post`: a repeated call finds another balance and would split the amount differently, which is a conflict.
+    Returns False if the reference was already posted. `ledger.post` cannot check this: a repeated call finds another
+    balance and would split the amount differently, which `ledger.post` refuses as a conflict.
     """
     locked = Account.objects.select_for_update(no_key=True).get(pk=account.pk)
     if Transaction.objects.filter(reference=reference).exists():
@@ -140,7 +141,7 @@ def written_off_minor(account: Account) -> int:
 
 
 def _debt_minor(account: Account, kind: Account.Kinds) -> int:
-    """Return the debt on the organization's account of this kind, whose balance is then negative.
+    """Return the debt on the organization's account of this kind. A debt is a negative balance.
 
     The sum gives 0 if the account does not exist: the first debt creates it.
     """

@@ -1,6 +1,6 @@
 """Check the ledger: recompute every sum from the entries and count the differences. Read-only.
 
-Triggers and constraints enforce the rules on each write. This check runs in addition, because a restored backup, manual
+Triggers and constraints enforce the rules on each write. This module checks the rules again: a restored backup, manual
 changes in the database or a bug would show here first. Each check is one SQL statement, so it sees one consistent
 snapshot even while money moves.
 """

@@ -1,7 +1,7 @@
 """Refunds of top-ups, made here or in the provider's dashboard.
 
-A refund debits the wallet before the provider is called, so the money cannot be spent meanwhile. `apply_refund` brings
-our row to the current state of the provider's refund, so events may arrive twice, late or in any order. The amount of a
+A refund debits the wallet before the provider is called, so the money cannot be spent meanwhile. `apply_refund` gives
+our row the current state of the provider's refund, so events may arrive twice, late or in any order. The amount of a
 failed refund returns to the wallet. See `billing.disputes` for chargebacks.
 """
 
@@ -28,7 +28,7 @@ from console.accounts.models import User
 from console.accounts.services import record_audit_event
 
 MAX_FAILURES = 3
-"""Failed refunds of a top-up after which `pay_back` stops trying: its card probably no longer exists, so a person must
+"""Failed refunds of a top-up after which `pay_back` stops trying: the card probably no longer exists, so a person must
 decide."""
 RETRY_AFTER = timedelta(days=1)
 """How long `pay_back` waits after a failed refund. An earlier retry would fail for the same reason."""
@@ -70,8 +70,8 @@ def _unrefunded_minor(top_up: TopUp) -> int:
 def refund(*, top_up: TopUp, amount_minor: int, reason: str, user: User, key: UUID | None = None) -> Refund:
     """Refund a part of a top-up: debit the wallet now, then call the provider.
 
-    `key` becomes the refund's id, so that a form that is submitted twice refunds once. If the provider does not answer,
-    a periodic task retries. Raises RefundRefused (field amount_minor).
+    `key` becomes the refund's id, so that a form that is submitted twice refunds once. `user` is the administrator. If
+    the provider does not answer, a periodic task retries. Raises RefundRefused (field amount_minor).
     """
     with transaction.atomic():
         locked = TopUp.objects.select_for_update(of=("self",)).select_related("account").get(pk=top_up.pk)
@@ -96,8 +96,8 @@ def pay_back(*, account: Account, reason: str) -> list[Refund]:
     """Refund the unspent paid-in money, the newest top-ups first, and return the refunds. Safe to repeat.
 
     Credit stays. One transaction locks the top-ups and the wallet, creates the refunds and debits the wallet. A
-    repeated or concurrent call therefore finds only the rest. A refund that failed is tried again after RETRY_AFTER.
-    After MAX_FAILURES the money stays in the wallet for an administrator.
+    repeated or concurrent call therefore refunds only what is left. A top-up whose refund failed is tried again after
+    RETRY_AFTER. After MAX_FAILURES its money stays in the wallet, for an administrator to decide.
     """
     rows = []
     with transaction.atomic():
@@ -161,7 +161,8 @@ def submit_waiting() -> int:
 def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     """Apply the current state of a refund, which was made here or in the provider's dashboard.
 
-    Call it in a transaction. Raises Quarantined if it contradicts our rows, Parked if it must wait for another event.
+    Call it in a transaction. Raises Quarantined if the refund contradicts our rows, Parked if it must wait for another
+    event.
     """
     top_up = find_top_up(refund_object, livemode=livemode)
     reference = (refund_object.get("metadata") or {}).get("refund")
@@ -170,8 +171,8 @@ def apply_refund(refund_object: Mapping[str, Any], *, livemode: object) -> None:
     if row is None and state == Refund.States.FAILED:
         return  # the refund was created and failed before its first event arrived, so nothing was debited
     if row is None:
-        # The provider has made this refund already, perhaps before the bank took the payment back. So disputed amounts
-        # do not limit the refund.
+        # The provider has already made this refund, perhaps before the bank withdrew the payment in a dispute. So
+        # disputed amounts do not limit the refund.
         if refund_object["amount"] > _unrefunded_minor(top_up):
             # An earlier refund may have failed, and the event that frees its amount may still arrive.
             raise Parked(f"The refund of {refund_object['amount']} exceeds the known refundable rest of the top-up.")
@@ -217,8 +218,8 @@ def _create(**columns: Any) -> Refund:
 def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = None, failure: str = "") -> None:
     """Change the state of a refund. FAILED returns the money to the wallet and is final.
 
-    A refund that succeeded can only fail: any other state was read before it succeeded.
-    `refund_id` is the provider's id, which is stored if the row has none; None if it is not known.
+    A refund that succeeded can only fail. Any other state is older: it was read before the refund succeeded.
+    `refund_id` is the provider's id, None if it is not known. A row that already has an id keeps it.
     """
     if row.state == Refund.States.FAILED or (row.state == Refund.States.SUCCEEDED and state != Refund.States.FAILED):
         return
@@ -239,19 +240,20 @@ def _set_state(row: Refund, state: Refund.States, *, refund_id: str | None = Non
 
 
 def _locked_refund(pk: UUID) -> Refund:
+    """Return the refund, locked together with its top-up."""
     # Lock order everywhere: the top-up before its refunds.
     TopUp.objects.select_for_update(of=("self",)).get(refunds=pk)
     return Refund.objects.select_for_update(of=("self",)).select_related("top_up__account").get(pk=pk)
 
 
 def _find_refund(refund_id: str, reference: object) -> Refund | None:
-    """Return our row by the provider's id, or by our reference if the row has no id yet, locked, or None."""
+    """Return our row, locked: by the provider's id, or by our reference if the row has no such id yet. Or None."""
     rows = Refund.objects.select_for_update(of=("self",)).select_related("top_up__account")
     if row := rows.filter(refund_id=refund_id).first():
         return row
     try:
-        # The money of a failed row has returned to the wallet. If the provider did create that refund after all, it
-        # needs a new row and a new debit.
+        # A failed row has returned its money to the wallet. If the provider did create that refund after all, the
+        # refund needs a new row and a new debit.
         unconfirmed = rows.filter(refund_id=None).exclude(state=Refund.States.FAILED)
         return unconfirmed.filter(pk=str(reference)).first() if reference else None
     except (ValidationError, ValueError):

@@ -100,5 +100,6 @@ def offered_specs(currency: str) -> list[OfferedSpec]:
 
 
 def _offered_spec(spec: NodeSpec, tiers: list[PriceTier], currency: str) -> OfferedSpec:
-    # `pricebooks.publish` requires a price from one node in each group of tiers, so the first tier is the base price.
+    """Return a node spec with the prices of its tiers, given from the fewest nodes up."""
+    # `pricebooks.publish` requires a price from one node on for each node spec, so the first tier is the base price.
     return OfferedSpec(spec, tiers[0].hourly_minor if tiers else None, currency, tuple(tiers[1:]))

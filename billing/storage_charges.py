@@ -1,9 +1,9 @@
 """Charge storage by the day: the price book's price per GB and month, beyond the policy's free allowance.
 
 Each day `jobs.storage_billing` measures the storage in use and calls `charge_day`; a day without a call is free. The
-day's cost is added to the amount due. Whole minor units of it are charged at once; fractions wait for the next day. A
-charge takes at most the available amount of the wallet, credit first. The rest stays due until money is paid in, so a
-wallet never falls below its holds.
+day's cost is added to the amount due. Whole minor units of the amount due are charged at once; fractions wait for the
+next day. A charge takes at most the available amount of the wallet, credit first, so a wallet never falls below its
+holds. The rest stays due until money is paid in.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def unpaid_minor(account: Account) -> int:
 
 @transaction.atomic
 def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | None:
-    """Rate a day's storage and charge it. A repeated call returns the first result. None if storage has no price."""
+    """Store and charge the cost of a day's storage. A repeated call returns the first row. None if storage is free.
+
+    `size_bytes` includes the free allowance.
+    """
     locked = _lock(account)
     if existing := StorageDay.objects.filter(account=locked, day=day).first():
         return existing
@@ -68,14 +71,14 @@ def charge_day(*, account: Account, day: date, size_bytes: int) -> StorageDay | 
         return None
     free_bytes = policy().free_storage_gb * GB
     cost = daily_cost(size_bytes=size_bytes, free_bytes=free_bytes, price=price, day=day)
-    rated = StorageDay.objects.create(
+    storage_day = StorageDay.objects.create(
         account=locked, day=day, size_bytes=size_bytes, free_bytes=free_bytes, price=price, cost_minor=cost
     )
     balance, _created = StorageBalance.objects.get_or_create(account=locked)
     balance.due_minor += cost
     balance.save(update_fields=["due_minor"])
     collect(account=locked)
-    return rated
+    return storage_day
 
 
 @transaction.atomic
@@ -121,7 +124,7 @@ def _charge(account: Account, *, number: int, amount_minor: int) -> Receipt:
     """Charge an amount to the locked wallet and write a receipt. `number` counts the charges of this wallet.
 
     Invoices, exports and cost pages read receipts with a hold and a quote, so a storage charge has these too. The
-    quote's prices are 0, and its estimate and deadline are made up: none is used, because the amount is known.
+    quote's prices are 0, and its estimate and deadline are made up. None of these is used, because the amount is known.
     """
     terms = pricing.Terms(
         mode=pricing.Mode.METERED,

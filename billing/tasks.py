@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 APPLY_PENDING = "apply-events-pending"
 """Redis key that exists while a message for `apply_events` waits for a worker."""
 APPLY_PENDING_SECONDS = 15
-"""Lifetime of the key if its message is lost: beat sends the next one after 15 seconds."""
+"""Lifetime of the key if its message is lost. Beat sends `apply_events` every 15 seconds anyway."""
 BURST_SECONDS = 0.05
 """How long a process waits before it asks for `apply_events`. Stripe sends the events of one payment together."""
 _is_request_due = threading.Event()
@@ -42,13 +42,13 @@ def request_apply_events() -> None:
 
 
 def _send_apply_events() -> None:
-    """Send `apply_events` unless a message for it already waits: one run applies every event stored before it."""
+    """Send `apply_events` unless a message for it already waits: its run applies all events stored before it starts."""
     _is_request_due.clear()  # first, because an event that is stored from now on may need another message
     try:
         key = redis_client.key(APPLY_PENDING)
         is_first = redis_client.client().set(key, 1, nx=True, ex=APPLY_PENDING_SECONDS)
     except redis.RedisError:
-        return  # beat sends the task every 15 seconds
+        return  # beat sends the task every 15 seconds anyway
     if is_first:
         send(apply_events)
 
@@ -86,7 +86,7 @@ def move_money() -> None:
 
 @shared_task
 def expire_quotes() -> None:
-    """Delete quotes that were not bought, a day after they expired. Else the table would grow with each price shown."""
+    """Delete quotes that were not bought, a day after they expired, so that the table does not grow for ever."""
     Quote.objects.filter(hold=None, extension=None, expires_at__lt=timezone.now() - timedelta(days=1)).delete()
 
 

@@ -14,7 +14,7 @@ from console.accounts.models import Organization
 
 @dataclass(frozen=True)
 class Tax:
-    """A tax and its rate in percent. Prices contain an inclusive tax; the invoice adds any other."""
+    """A tax and its rate in percent. Prices contain an `inclusive` tax; an invoice adds any other tax to them."""
 
     name: str
     percent: Decimal

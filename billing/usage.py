@@ -23,8 +23,8 @@ class Range:
 class Usage:
     """The time for which a run is charged, without its free time such as platform faults, and whether it completed.
 
-    The `ranges` of an elastic run tell its number of nodes over time; their seconds sum to `billable_seconds`. Without
-    ranges, all nodes of the quote were used for `billable_seconds`.
+    The `ranges` give the number of nodes over time, which changes in an elastic run. Their seconds sum to
+    `billable_seconds`. Without ranges, all nodes of the quote were used for `billable_seconds`.
     """
 
     billable_seconds: float
@@ -38,7 +38,7 @@ class Usage:
         return cls(sum(part.seconds for part in used), completed, used)
 
     def parts(self, nodes: int) -> tuple[Range, ...]:
-        """Return the ranges. A run without ranges has one, on `nodes` nodes, the number in its quote."""
+        """Return the ranges. Without ranges, return one of the whole time on `nodes` nodes, the number in the quote."""
         return self.ranges or (Range(self.billable_seconds, nodes),)
 
     def node_seconds(self, nodes: int) -> Decimal:

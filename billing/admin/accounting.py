@@ -1,4 +1,4 @@
-"""Admin pages of invoices, the billing policy, billing details, budgets and storage. Credit notes correct invoices."""
+"""Admin pages of invoices, the billing policy, billing details, budgets and storage, and the form of a credit note."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InvoiceAdmin(ShowsAmounts, ReadOnlyAdmin):
         return response
 
     def has_correct_permission(self, request: HttpRequest, _object_id: str | None = None) -> bool:
-        """Return whether the user may add invoices: a credit note is one. Unfold asks this for the action `correct`."""
+        """Return whether the user may add rows of Invoice, such as a credit note. Unfold asks this before `correct`."""
         return request.user.has_perm("billing.add_invoice")
 
     @action(  # type: ignore[untyped-decorator]  # unfold publishes no types

@@ -33,7 +33,7 @@ PARENTS = ("account", "top_up", "dispute", "invoice", "grant", "hold")
 
 
 def currency_of(row: Any) -> str:
-    """Return the currency of a row: its own, its parent's, or else the one of the organization's wallet."""
+    """Return the currency of a row: its own, its parent's, or else the currency of the organization's wallet."""
     if currency := getattr(row, "currency", ""):
         return str(currency)
     for name in PARENTS:
@@ -59,7 +59,7 @@ class AmountInput(UnfoldAdminDecimalFieldWidget):  # type: ignore[misc]  # unfol
 
 
 class AmountForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Django's class takes no argument
-    """A form with a field `amount` in major units. The instance stores it in minor units, in its field `minor_name`."""
+    """A form with a field `amount` in major units. The row stores it in minor units, in its field `minor_name`."""
 
     minor_name = "amount_minor"
     allows_zero = False
@@ -113,7 +113,7 @@ class ShowsAmounts:
         return self._with_formatted_amounts(super().get_readonly_fields(request, obj))  # type: ignore[misc]
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        """Return a page's fields, with amounts as money, which cannot be edited: `AmountForm` has a field for that."""
+        """Return a page's fields, with amounts as read-only money. `AmountForm` has the field to type an amount in."""
         return self._with_formatted_amounts(super().get_fields(request, obj))  # type: ignore[misc]
 
     def _with_formatted_amounts(self, names: Sequence[Any]) -> Sequence[Any]:

@@ -45,7 +45,7 @@ class CreditForm(AmountForm):
     """A form with an amount of credit, which may expire."""
 
     def clean(self) -> dict[str, Any]:
-        """Refuse an amount that no customer is given."""
+        """Refuse an amount so large that it must be a typing error."""
         data = super().clean()
         maximum_minor = MAX_CREDIT_TOP_UPS * settings.TOP_UP_MAXIMUM_MINOR
         if data.get("amount_minor", 0) > maximum_minor:
@@ -54,7 +54,7 @@ class CreditForm(AmountForm):
         return data
 
     def clean_expires_at(self) -> datetime | None:
-        """Refuse an expiry in the past, unless it is unchanged. The grant would be useless from the start."""
+        """Refuse an expiry in the past. An unchanged one passes, so that an expired voucher can still be edited."""
         expires_at: datetime | None = self.cleaned_data["expires_at"]
         if expires_at and "expires_at" in self.changed_data and expires_at <= timezone.now():
             raise forms.ValidationError(_("Choose a time in the future."))
@@ -62,7 +62,7 @@ class CreditForm(AmountForm):
 
 
 class GrantForm(CreditForm):
-    """The form of a new credit. Submitting it twice grants one credit."""
+    """The form of a new grant. Submitting it twice grants the credit once."""
 
     key = forms.UUIDField(widget=forms.HiddenInput, initial=uuid4)
 
@@ -76,7 +76,7 @@ class GrantForm(CreditForm):
         return account.currency if account else default_currency()
 
     def clean(self) -> dict[str, Any]:
-        """Refuse a form that was submitted before with other values."""
+        """Refuse a form whose key was submitted before with other values."""
         data = super().clean()
         existing = models.CreditGrant.objects.filter(pk=data["key"]).first() if "key" in data else None
         fields = (*GrantForm.Meta.fields, "amount_minor")
@@ -173,7 +173,7 @@ class VoucherForm(CreditForm):
         return str(data.get("currency", self.instance.currency)).upper()
 
     def clean(self) -> dict[str, Any]:
-        """Refuse fewer uses than there were. Locks the voucher, so that no redemption is counted meanwhile."""
+        """Refuse a limit below the number of uses so far. Locks the voucher, so that no use is added meanwhile."""
         data = super().clean()
         current = models.Voucher.objects.select_for_update(no_key=True).filter(pk=self.instance.pk).first()
         if current:
@@ -192,6 +192,7 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
     list_display = ("code", "amount_minor", "reason", "uses", "max_uses", "expires_at", "is_active")
     list_filter = ("is_active",)
     search_fields = ("code", "reason")
+    actions = ("end",)
     other_fields = ("currency", "expires_at", "credit_days", "max_uses", "max_uses_each", "uses", "is_active")
 
     def get_inlines(self, _request: HttpRequest, obj: models.Voucher | None = None) -> tuple[type[Any], ...]:
@@ -199,9 +200,9 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
         return (RedemptionInline,) if obj else ()
 
     def get_readonly_fields(self, _request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
-        """Return the read-only fields: the count of uses, and once the voucher was redeemed, its code and value."""
-        fixed = ("code", "amount_minor", "currency", "credit_days", "uses")
-        return self._with_formatted_amounts(fixed) if obj and obj.uses else ("uses",)
+        """Return the read-only fields: the count of uses and, once the voucher was redeemed, its code and value too."""
+        fixed_fields = ("code", "amount_minor", "currency", "credit_days", "uses")
+        return self._with_formatted_amounts(fixed_fields) if obj and obj.uses else ("uses",)
 
     def get_fields(self, request: HttpRequest, obj: models.Voucher | None = None) -> Sequence[Any]:
         """Show the amount as an input until the first redemption."""
@@ -242,5 +243,3 @@ class VoucherAdmin(ShowsAmounts, ModelAdmin):  # type: ignore[misc]  # unfold pu
     def end(self, _request: HttpRequest, vouchers: QuerySet[models.Voucher]) -> None:
         """End the selected vouchers."""
         vouchers.update(is_active=False)
-
-    actions = ("end",)

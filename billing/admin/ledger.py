@@ -46,7 +46,10 @@ class AccountAdmin(ShowsAmounts, ReadOnlyAdmin):
 
 
 def _newest_write_off() -> int:
-    """Return the highest id of a write-off, 0 if there is none: see `receivables.write_off`."""
+    """Return the highest id of a write-off, 0 if there is none.
+
+    With it, `receivables.write_off` refuses a form if the debt was written off after its page was made.
+    """
     # `first` by the model's ordering, the highest id first.
     return models.WriteOff.objects.values_list("pk", flat=True).first() or 0
 

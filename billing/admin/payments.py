@@ -86,7 +86,7 @@ class RefundForm(AmountForm):
     def clean(self) -> dict[str, Any]:
         """Limit the amount to the refundable part. The service checks it again with the row locked.
 
-        A form that was submitted before passes with the same values: the service then returns the existing refund.
+        If a form with this key was submitted before, the same values pass: the service returns the existing refund.
         """
         data = super().clean()
         top_up, amount = data.get("top_up"), data.get("amount_minor")

@@ -44,7 +44,7 @@ class PriceForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Djang
         self.fields["amount"] = forms.DecimalField(
             label=_("Amount (%(currency)s)") % {"currency": currency},
             min_value=0,
-            max_digits=14,  # as the column: moving the decimal point does not change the number of digits
+            max_digits=14,  # as the column, which stores the same digits: `clean_amount` only moves the decimal point
             decimal_places=PRICE_DECIMALS + decimals(currency),
             widget=AmountInput,
         )
@@ -105,6 +105,7 @@ class PriceInline(TabularInline):  # type: ignore[misc]  # unfold publishes no t
         return super().formfield_for_choice_field(db_field, request, **options | {"choices": choices})
 
     def _is_draft(self, book: models.PriceBook | None) -> bool:
+        """Return whether the book's prices can be edited. On the page of a new book, `book` is None."""
         return book is None or book.published_at is None
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -124,9 +125,9 @@ class NodeSpecForm(forms.ModelForm):  # type: ignore[type-arg]  # at run time Dj
     """The form of a node spec."""
 
     def clean(self) -> dict[str, Any] | None:
-        """Refuse parts of cores on Slurm, which gives whole ones: fewer nodes would fit than the console expects."""
+        """Refuse parts of cores on Slurm, which assigns whole cores: fewer nodes would fit than the console expects."""
         cleaned_data = super().clean()
-        # The cores of an existing node spec are no field, since they stay as they were sold.
+        # The form of an existing node spec has no field for cores, since they stay as they were sold.
         cpus = self.cleaned_data.get("cpus", self.instance.cpus)
         name = self.cleaned_data.get("cluster") or next(iter(settings.TRAINYARD_CLUSTERS))
         if cpus and cpus % 1 and isinstance(settings.TRAINYARD_CLUSTERS.get(name), SlurmConfig):
@@ -206,7 +207,8 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
     @admin.action(description=gettext_lazy("Publish (on its start date, or now)"), permissions=("change",))
     def publish(self, request: HttpRequest, books: QuerySet[models.PriceBook]) -> HttpResponse | None:
         """Publish drafts, each from its own date. Asks for confirmation if a price changes by more than half."""
-        changes_by_book = {str(book): changes for book in books if (changes := _large_changes(book))}
+        # By book and not by name, because two drafts can have the same name.
+        changes_by_book = {book: changes for book in books if (changes := _large_changes(book))}
         # The digest confirms exactly these changes: a price may have changed since the page was shown.
         digest = salted_hmac("billing.admin.publish", repr(changes_by_book)).hexdigest()
         if changes_by_book and not constant_time_compare(request.POST.get("confirmed", ""), digest):
@@ -267,6 +269,7 @@ class PriceBookAdmin(ModelAdmin):  # type: ignore[misc]  # unfold publishes no t
 
 
 def _simulation_report(simulation: price_simulation.Simulation) -> Report:
+    """Return the page of a simulation: totals, a row for each customer, and notes about runs at their original cost."""
     currency = simulation.book.currency
     notes = [
         _("The draft has no price for %(what)s. The original cost is used for %(runs)d runs.")
@@ -314,6 +317,7 @@ def _simulation_report(simulation: price_simulation.Simulation) -> Report:
 
 
 def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
+    """Return the page that compares two books, with a row for each price that differs."""
     changes = price_simulation.diff(old=old, new=new)
     rows = [
         [change.name, _amount(change.old, old), _amount(change.new, new), _percent(change.fraction)]
@@ -346,8 +350,10 @@ def _supported_currency(book: models.PriceBook) -> str:
 
 
 def _amount(value: Decimal | None, book: models.PriceBook) -> str:
+    """Format a price of a book, with all its decimals; a dash if the book lacks it (None)."""
     return "–" if value is None else money(value, book.currency, exact=True)
 
 
 def _percent(fraction: float | None) -> str:
+    """Format a change with its sign: 0.5 is +50.0%. A dash for None."""
     return "–" if fraction is None else f"{fraction:+.1%}".replace("-", MINUS)

@@ -301,6 +301,10 @@ class InvoiceCsvView(TenantView):
 
 
 def _member(organization: Organization, email: str | None) -> User | None:
+    """Return the member with this address. Without an address, return None, which means the organization.
+
+    Raises InvalidInput if no member has the address.
+    """
     if not email:
         return None
     # Stored addresses are in lower case.

@@ -1,7 +1,7 @@
-"""Credit and vouchers. Each grant is a lot that is used or expires on its own.
+"""Credit and vouchers. Each grant is a lot: an amount that is used and expires separately from other lots.
 
-Their amounts change only while the wallet's row is locked (`billing.credit`). The unused rest of a lot is part of the
-wallet's balance, so a lot needs no account of its own in the ledger.
+The amounts of a lot change only while the wallet's row is locked (`billing.credit`). The unused rest of a lot is part
+of the wallet's balance, so a lot needs no account of its own in the ledger.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Invoices, credit notes, the billing policy and billing details.
 
-Triggers keep invoices and their lines unchanged, number them without gaps, and check that an invoice equals its lines.
+Triggers keep invoices and their lines unchanged, refuse gaps in the numbers, and check that lines sum to their invoice.
+Newer columns have a `db_default`, because processes of the previous release write rows too during an upgrade.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ from console.accounts.models import Organization
 
 
 class Account(models.Model):
-    """An account of the ledger. A wallet belongs to an organization and cannot fall below its holds."""
+    """An account of the ledger. A wallet belongs to an organization and cannot fall below its holds.
+
+    The `account` that functions of billing take is a wallet, unless they say otherwise.
+    """
 
     class Kinds(models.TextChoices):
         """The purpose of an account.
@@ -82,9 +85,10 @@ class Account(models.Model):
 class Hold(models.Model):
     """Money reserved for one purchase: HELD until it is SETTLED (charged) or RELEASED.
 
-    The hold of a sweep is the `parent` of its trials' holds. A trial's amount is taken out of the parent's amount, and
-    the part that the trial does not use returns to the parent. So the ceiling of the sweep is always the sum of three
-    parts: the parent's amount, the amounts of its open children, and the charges of its ended children.
+    The hold of a sweep is the `parent` of the holds of its runs, the trials. A trial's amount is taken out of the
+    parent's amount, and the part that the trial does not use returns to the parent. So the ceiling of the sweep is
+    always the sum of three parts: the parent's amount, the amounts of its open children, and the charges of its ended
+    children.
     """
 
     class States(models.TextChoices):
@@ -192,6 +196,7 @@ class Entry(models.Model):
     """One account's entry in a transaction: positive into the account, negative out of it."""
 
     transaction = models.ForeignKey(Transaction, models.PROTECT, related_name="entries")
+    # Needs no index of its own, because the index below begins with it.
     account = models.ForeignKey(
         Account, models.PROTECT, related_name="entries", db_index=False, verbose_name=_("account")
     )

@@ -1,6 +1,7 @@
 """Top-ups, refunds, disputes and the payment provider's events.
 
-The row of a top-up or refund is written before the provider is called, and its id is the idempotency key of the call.
+The row of a top-up or refund is written before the provider is called. The row's id is the idempotency key of the call.
+Newer columns have a `db_default`, because processes of the previous release write rows too during an upgrade.
 """
 
 from __future__ import annotations
@@ -268,7 +269,8 @@ class Dispute(models.Model):
         ordering = ("-opened_at",)
         constraints = (
             models.CheckConstraint(
-                # Without a withdrawal, F("is_withdrawn") is false. Q(is_reinstated=False) would need a migration.
+                # The second part is only checked without a withdrawal, so F("is_withdrawn") is false there. The simpler
+                # Q(is_reinstated=False) would need a migration.
                 condition=Q(is_withdrawn=True) | Q(is_reinstated=F("is_withdrawn")),
                 name="only_what_was_withdrawn_is_reinstated",
             ),

@@ -1,7 +1,7 @@
 """Node specs, price books, prices and quotes.
 
 Amounts are integers in the currency's minor unit (`*_minor`), prices are Decimals. Published books and quotes are never
-edited.
+edited. A newer column has a `db_default`, because processes of the previous release write rows too during an upgrade.
 """
 
 from __future__ import annotations

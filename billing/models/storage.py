@@ -18,7 +18,7 @@ class StorageDay(models.Model):
     day = models.DateField(_("day"))
     """A day of the installation's time zone."""
     size_bytes = models.PositiveBigIntegerField(_("size"))
-    """Bytes that counted against the quota when the day was rated."""
+    """Bytes that counted against the quota when this row was written."""
     free_bytes = models.PositiveBigIntegerField(_("free allowance"))
     price = models.DecimalField(_("price per GB and month"), max_digits=14, decimal_places=4)
     cost_minor = models.DecimalField(_("cost"), max_digits=20, decimal_places=6)

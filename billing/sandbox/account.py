@@ -1,6 +1,6 @@
 """The Stripe account that the sandbox imitates: its objects, events and balance.
 
-Below it are the functions that read the parameters of a request.
+The functions below the class read the parameters of a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ API_VERSION = "2026-10-28.endive"
 class Refused(Exception):
     """A request that Stripe would refuse. `answer` is the body of the response.
 
-    `kind` is the error's type (default: `invalid_request_error`), `more` are further fields of the error.
+    `kind` is the error's type (default: `invalid_request_error`), `code` its code, `status` the HTTP status. `more` are
+    further fields of the error.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class StripeAccount:
     def page(self, kind: str, url: str, form: Form, **filters: Any) -> StripeObject:
         """Return a page of the objects whose fields equal `filters`, newest first, as Stripe's list object.
 
-        `form` may have Stripe's parameters `limit`, `starting_after` and `created[gte]`.
+        `url` is the path of the list. `form` may have Stripe's parameters `limit`, `starting_after` and `created[gte]`.
         """
         created = form.get("created")
         since = integer(created, "gte", default=0) if isinstance(created, dict) else 0
@@ -176,22 +177,25 @@ LARGEST_AMOUNT = 99_999_999
 """Stripe's largest amount in minor units: eight digits in every currency."""
 
 
-def money_of(form: Form, name: str, currency: str, most: int = LARGEST_AMOUNT) -> int:
-    """Return an amount in minor units from 1 to `most` that is a multiple of the currency's step. Raises Refused."""
-    amount, step = amount_of(form, name, most), STEPS.get(currency, 1)
+def money_of(form: Form, name: str, currency: str, maximum: int = LARGEST_AMOUNT) -> int:
+    """Return an amount in minor units from 1 to `maximum` that is a multiple of the currency's step. Raises Refused.
+
+    `name` is the parameter of `form` that has the amount; `currency` is in lower case.
+    """
+    amount, step = amount_of(form, name, maximum), STEPS.get(currency, 1)
     if amount % step:
         message = f"Invalid amount: the amount in {currency} must be a multiple of {step}."
         raise Refused(message, code="parameter_invalid_integer", param=name)
     return amount
 
 
-def amount_of(form: Form, name: str, most: int = LARGEST_AMOUNT) -> int:
-    """Return an integer parameter from 1 to `most`. Raises Refused."""
+def amount_of(form: Form, name: str, maximum: int = LARGEST_AMOUNT) -> int:
+    """Return an integer parameter, such as an amount or a quantity, from 1 to `maximum`. Raises Refused."""
     amount = integer(form, name)
     if amount < 1:
         raise Refused("This value must be greater than or equal to 1.", code="parameter_invalid_integer", param=name)
-    if amount > most:
-        raise Refused(f"Amount must be no more than {most}.", code="amount_too_large", param=name)
+    if amount > maximum:
+        raise Refused(f"Amount must be no more than {maximum}.", code="amount_too_large", param=name)
     return amount
 
 

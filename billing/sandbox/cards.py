@@ -61,6 +61,7 @@ CARDS = {
         TestCard("4000000000005126", refund_fails=True),
     )
 }
+"""The test cards that the sandbox accepts, by number."""
 TOKENS = {
     "tok_visa": "4242424242424242",
     "pm_card_visa": "4242424242424242",

@@ -1,8 +1,8 @@
 """Checkout Sessions in the sandbox: pages that take a payment or save a card, and the bank's challenge page.
 
-A Checkout Session changes only while its status is `open`. If a function serves a route of Stripe's API, its docstring
-begins with that route. Fields that begin with `_` are the sandbox's own, and responses omit them: `_title` is the line
-item's name, `_intent` the parameters for the payment intent, `_session` the id of an intent's session.
+A Checkout Session changes only while its status is `open`. The docstring of a function that serves a route of Stripe's
+API begins with the route. Fields that begin with `_` are the sandbox's own, and responses omit them: `_title` is the
+line item's name, `_intent` the parameters for the payment intent, `_session` the id of an intent's session.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def answer_challenge(account: StripeAccount, intent_id: str, *, is_agreed: bool)
 
 
 def _priced_item(form: Form) -> dict[str, Any]:
-    """Return the amount, currency and title of a session's only line item. Raises Refused."""
+    """Return the fields of a session that come from its only line item: amount, currency, title. Raises Refused."""
     items = form.get("line_items")
     if not isinstance(items, list) or len(items) != 1:
         raise Refused("Give exactly one line item.", code="parameter_missing", param="line_items")
@@ -182,6 +182,7 @@ def _pay(account: StripeAccount, session: StripeObject, method: StripeObject) ->
 
 
 def _complete_payment(account: StripeAccount, session: StripeObject) -> FormResult:
+    """Complete a session whose intent has been charged, and send the payer back to the console."""
     account.change(session, status="complete", payment_status="paid", url=None)
     account.emit("checkout.session.completed", session)
     return FormResult(next_url=session["success_url"])
@@ -211,6 +212,7 @@ def _save_card(account: StripeAccount, session: StripeObject, method: StripeObje
 
 
 def _complete_setup(account: StripeAccount, session: StripeObject, intent: StripeObject) -> FormResult:
+    """Save the card of a setup intent, complete its session, and send the payer back to the console."""
     method = account.get("payment_method", intent["payment_method"])
     account.change(method, _saved=True)
     intents.attach(account, method, session["customer"])

@@ -16,8 +16,8 @@ from billing.sandbox.provider import Provider
 from billing.sandbox.store import StripeObject
 
 RETRY_SECONDS = (0.2, 1, 2, 5, 10, 30, 60)
-"""Delays between retries of a webhook; the last one repeats. Stripe's are hours. These are short, because the console
-usually fails to answer only while it restarts."""
+"""Delays between retries of a webhook; the last one repeats. Stripe's delays are hours. These are short, because the
+console usually fails to answer only while it restarts."""
 ANSWER_SECONDS = 10
 """How long to wait for the console's answer. It stores an event in much less, unless it is just starting."""
 
@@ -65,6 +65,7 @@ class Delivery:
         return list(self._provider.account.store.all("delivery"))
 
     def _deliver_one(self, event_id: str) -> None:
+        """Send one event. If the console accepts it, remove its record, otherwise schedule the next try."""
         store = self._provider.account.store
         with self._provider.lock:
             event = self._provider.account.get("event", event_id)

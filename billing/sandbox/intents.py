@@ -2,8 +2,9 @@
 
 A charge moves its money once, when its payment intent becomes `succeeded`. Its refunds and disputes never exceed it.
 
-Fields that begin with an underscore are the sandbox's own; clients do not see them. `_saved`: the payment method was
-saved for later charges. `_spent`: it was detached, and cannot be used again.
+Fields that begin with an underscore are the sandbox's own; clients do not see them. A payment method has `_number`: the
+number of its test card; `_saved`: whether it was saved for later charges; `_spent`: whether it was detached, and cannot
+be used again.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def decline_error(decline: Decline, **more: Any) -> Refused:
 def make_intent(account: StripeAccount, form: Form) -> StripeObject:
     """POST /v1/payment_intents; with the parameter `confirm`, the intent is confirmed at once.
 
-    The function `confirm` then resolves the form's `payment_method` again. If that is the name of a test card, this
-    creates a second method, which replaces the first.
+    The function `confirm` then resolves the form's `payment_method` again. For the name of a test card, this creates a
+    second payment method, which replaces the first.
     """
     customer_id = form.get("customer")
     if customer_id:
@@ -157,6 +158,7 @@ def confirm(account: StripeAccount, intent: StripeObject, form: Form) -> StripeO
 
 
 def _require_action(account: StripeAccount, intent: StripeObject) -> StripeObject:
+    """Let an intent wait until the payer has answered on the challenge page."""
     url = f"{account.base_url}/challenge/{intent['id']}"
     account.change(
         intent,
@@ -301,7 +303,7 @@ def reopen_dispute(account: StripeAccount, dispute: StripeObject) -> StripeObjec
 
 
 def _move_disputed(account: StripeAccount, dispute: StripeObject, amount: int) -> None:
-    """Add a balance transaction of a dispute: the bank withdraws a negative amount and returns a positive one."""
+    """Add a balance transaction of a dispute. The bank withdraws the money if `amount` is negative, else returns it."""
     transaction = account.add_balance_transaction("adjustment", dispute["charge"], amount, dispute["currency"])
     account.change(dispute, balance_transactions=[*dispute["balance_transactions"], dict(transaction)])
     account.change(account.get("charge", dispute["charge"]), disputed=amount < 0)

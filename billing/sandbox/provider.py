@@ -35,8 +35,8 @@ class Response:
 class Provider:
     """The payment provider. Thread-safe.
 
-    It calls `after_request` after each request. `billing.sandbox.delivery` replaces this function, so that new events
-    wake it.
+    It calls `after_request` after each request. `billing.sandbox.delivery` replaces this function, so that a request
+    wakes the delivery of its events.
     """
 
     def __init__(self, store: Store, *, base_url: str, clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class Provider:
             except Refused as error:
                 response = Response(error.status, error.answer)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                # The routes do not check the structure of nested parameters, so a malformed request fails with these.
+                # The routes do not check the structure of nested parameters, so malformed requests raise these errors.
                 response = Response(HTTPStatus.BAD_REQUEST, Refused(f"Invalid request: {error}").answer)
             # As at Stripe, a decline is replayed, but a request refused as invalid may be corrected and sent again.
             if idempotency_key and method == "POST" and response.status in {HTTPStatus.OK, HTTPStatus.PAYMENT_REQUIRED}:
@@ -111,6 +111,7 @@ class Provider:
             return self.account.balance().get(currency.lower(), 0)
 
     def _commit(self) -> None:
+        """Write the changes of a request to the journal, then wake the delivery."""
         self.account.store.commit()
         self.after_request()
 
@@ -128,6 +129,7 @@ class Provider:
         return Response(record["status"], record["body"], is_replay=True)
 
     def _remember(self, key: str, fingerprint: str, response: Response) -> None:
+        """Store the response, so that `_replay` can return it for later requests with this idempotency key."""
         record = {
             "mark": fingerprint,  # the name of the fingerprint in existing journals
             "status": response.status,
@@ -137,6 +139,7 @@ class Provider:
         self.account.store.put("key", key, record)
 
     def _route(self, method: str, parts: list[str], form: Form) -> StripeObject:
+        """Serve a request and return the object to answer with. `parts` is the path without `v1`. Raises Refused."""
         match method, parts:
             case "GET", _:
                 return self._read(parts, form)

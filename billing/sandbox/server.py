@@ -64,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing, because requests contain card numbers."""
 
     def _answer(self, method: str) -> None:
+        """Answer a request: under /v1/ with the API, otherwise with a page or the result of its form."""
         url = urlsplit(self.path)
         encoded = self._body() if method == "POST" else url.query
         if url.path.startswith("/v1/"):
@@ -88,6 +89,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json(error.status, error.answer)
 
     def _api(self, method: str, path: str, encoded: str) -> None:
+        """Check the API key, then let the provider handle the request. `encoded` is its query or body."""
         # As bytes, because `compare_digest` refuses strings that are not ASCII.
         credentials = self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not secrets.compare_digest(credentials, f"Bearer {self.api_key}".encode()):
@@ -100,11 +102,13 @@ class Handler(BaseHTTPRequestHandler):
         self._json(response.status, response.body, **headers)
 
     def _body(self) -> str:
+        """Return the request's body, at most `MAX_BODY_BYTES` of it."""
         length = self.headers.get("Content-Length", "")
         size = min(int(length), MAX_BODY_BYTES) if length.isdecimal() else 0
         return self.rfile.read(size).decode(errors="replace")
 
     def _show_payment(self, session_id: str, error: str = "") -> None:
+        """Send the page of a session that takes a payment or saves a card. Raises Refused (404)."""
         session = self.provider.session(session_id)
         amount = money(session["amount_total"], session["currency"].upper()) if session["amount_total"] else ""
         redirect_buttons = "".join(
@@ -123,6 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         self._page("pay.html", values, other_methods=redirect_buttons)
 
     def _show_challenge(self, intent_id: str) -> None:
+        """Send the page on which the bank asks the payer to confirm. Raises Refused (404)."""
         intent, session = self.provider.pending_challenge(intent_id)
         amount = money(intent["amount"], intent["currency"].upper()) if "amount" in intent else ""
         heading = amount or "Save a card"

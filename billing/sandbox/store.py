@@ -32,7 +32,7 @@ class Store:
             self._load_and_compact(path)
 
     def get(self, kind: str, object_id: str) -> StripeObject | None:
-        """Return the stored object itself, no copy, or None. Call `put` after a change, so that the journal has it."""
+        """Return the stored object itself, not a copy, or None. Call `put` after changing it, for the journal."""
         return self._objects.get(kind, {}).get(object_id)
 
     def put(self, kind: str, object_id: str, fields: StripeObject) -> StripeObject:
@@ -61,7 +61,10 @@ class Store:
         return [objects[key] for key in islice(reversed(objects), count)]
 
     def commit(self) -> None:
-        """Append the changes since the last commit to the journal as one line: a list of [kind, id, fields or null]."""
+        """Append the changes since the last commit to the journal as one line.
+
+        The line is a list of [kind, id, fields]. The fields of a removed record are null.
+        """
         if self._changed and self._path is not None:
             changes = [[kind, key, self.get(kind, key)] for kind, key in self._changed]
             with self._path.open("a") as journal:

@@ -144,6 +144,9 @@ class TestPriceBook:
             assert ("Large change from the current price" in saved) == asks
         question = act(admin, "pricebook", "publish", draft)
         assert "$3.60 →" in question
+        twin = pricebooks.copy(book=PriceBook.objects.exclude(pk=draft.pk).get())  # has the same name
+        twin.prices.update(amount=Decimal(1))
+        assert act(admin, "pricebook", "publish", draft, twin).count("$3.60 →") == 2
         draft.prices.update(amount=Decimal(2))  # the question was about another price
         for answer, is_published in ((question, False), (act(admin, "pricebook", "publish", draft), True)):
             admin.post(address("pricebook", "changelist"), form_of(answer))

@@ -91,7 +91,7 @@ def test_an_invalid_budget_is_refused(owner, stranger):
     for amount in (0, -1, budgets.MAX_BUDGET_MINOR + 1):
         with pytest.raises(InvalidInput) as refused:
             set_budget(owner, amount)
-        assert refused.value.fields == {"amount": "A budget must be between $0.01 and $10,000,000,000.00."}
+        assert refused.value.fields == {"amount_minor": "A budget must be between $0.01 and $10,000,000,000.00."}
     with pytest.raises(NoWallet):
         set_budget(stranger, 5)
 
