@@ -89,6 +89,7 @@ class _Writer:
 
     def __init__(self, folder: Path, limits: ArchiveLimits, counter: SpaceCounter | None) -> None:
         self.size = 0
+        """The bytes of content that were written."""
         self.files = 0
         self.entries = 0
         """Files, links and folders that were created, without the target folder."""

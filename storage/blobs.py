@@ -43,7 +43,7 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
     lose the file.
     """
     status = os.lstat(name, dir_fd=folder_fd)
-    if not status.st_size:  # an empty file needs no space, and there may be more of them than a file can have links
+    if not status.st_size:  # empty files need no space, and there may be more of them than the links that one can have
         return
     blob = blobs / sha256[:2] / (sha256 + ("x" if status.st_mode & 0o100 else ""))
     with suppress(FileNotFoundError):

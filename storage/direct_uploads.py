@@ -132,7 +132,7 @@ def part_urls(upload: Upload, numbers: Collection[int]) -> list[PartUrl]:
     if len(numbers) > MAX_URLS or any(not 1 <= number <= part_count(upload) for number in numbers):
         sentence = _("Name at most %(most)d parts, each between 1 and %(last)d.")
         raise InvalidInput(fields={"numbers": sentence % {"most": MAX_URLS, "last": part_count(upload)}})
-    _update(upload)
+    _update(upload)  # no values: this only postpones the expiry
     bucket, key = _bucket(), _object_key(upload)
     urls = []
     for number in numbers:
@@ -205,7 +205,7 @@ def _is_joined(upload: Upload) -> bool:
 
 
 def _require_receiving(upload: Upload) -> None:
-    """Raise InvalidInput if it is no direct upload, UploadEnded if it takes no more parts."""
+    """Raise InvalidInput for an upload that is not direct, UploadEnded for one that takes no more parts."""
     if not upload.multipart_id:
         raise InvalidInput(_("This is no direct upload. Continue it by tus."))
     if upload.is_in_bucket or upload.state != Upload.States.RECEIVING:
@@ -271,8 +271,8 @@ def fetch(upload: Upload) -> None:
     try:
         uploads.finish(upload)
     finally:
-        # An upload that `finish` left open, for example because storage is full, keeps its object: if the local file is
-        # lost before the next try, it is fetched again.
+        # An upload that `finish` left open, for example because storage is full, keeps its object: if a crash of the
+        # machine shortens the local file before the next try, the missing bytes are fetched again.
         if not uploads_to_fetch().filter(pk=upload.pk).exists():
             s3.delete_object(bucket, key)
 

@@ -311,7 +311,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 file.truncate()
                 start = offset
                 announced_bytes = response.length
-                # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
+                # Not `read`, which waits for a whole chunk: with a slow server, `report` would not run for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
                     # Up to `reserved_bytes`, an earlier attempt has reserved quota already.
@@ -321,7 +321,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                         reserved_bytes = offset
                     file.write(chunk)
                     report(row, offset)
-                # If the connection ends early, http.client raises no error, and fewer bytes than Content-Length arrive.
+                # If the connection ends early, `read1` raises an error only for a chunked body, which has no length.
                 if announced_bytes is None or offset - start == announced_bytes:
                     file.flush()
                     return
@@ -354,7 +354,8 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
             raise ImportFailed(REFUSED)
         return offset
     if response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
-        row.validator = ""  # the file has become shorter, so the next attempt begins again
+        # The file has become shorter, or an earlier process received all of it and died. The next attempt begins again.
+        row.validator = ""
         raise http.client.HTTPException
     if response.status >= http.client.INTERNAL_SERVER_ERROR:
         raise http.client.HTTPException

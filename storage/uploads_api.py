@@ -1,6 +1,6 @@
 """API of resumable uploads: the tus protocol 1.0.0 (https://tus.io/protocols/resumable-upload), and their results.
 
-Direct uploads have other routes to create them and to send their parts. Their results are read by the same route.
+Direct uploads (`direct_uploads`) are created and sent by routes of their own. One route returns the results of both.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ class _TusView(TenantView):
 
     def receive(self, request: Request, upload: Upload, offset: int) -> int:
         """Append the request's body at `offset`, and finish the upload at its last byte; return the new offset."""
-        left = upload.size_bytes - offset
-        if left < 0:
+        left_bytes = upload.size_bytes - offset
+        if left_bytes < 0:
             raise OffsetConflict
         try:
-            stream = body_of(request, limit_bytes=left, read_timeout_seconds=uploads.QUIET_SECONDS)
+            stream = body_of(request, limit_bytes=left_bytes, read_timeout_seconds=uploads.QUIET_SECONDS)
         except TooLarge:
             raise TooLarge(_("More bytes arrived than the upload's size.")) from None
         checksum = request.headers.get("Upload-Checksum")
