@@ -90,7 +90,10 @@ class BucketSource(NamedTuple):
 
 
 def allowed_endpoints() -> dict[str, str]:
-    """Return the region of each endpoint in S3_IMPORT_ENDPOINTS, by the endpoint's origin."""
+    """Return the region of each endpoint in S3_IMPORT_ENDPOINTS, by the endpoint's origin.
+
+    An entry of this setting is an origin, and may name the region: `https://s3.example.com?region=eu-west-1`.
+    """
     regions = {}
     for entry in settings.S3_IMPORT_ENDPOINTS:
         parts = urlsplit(entry)

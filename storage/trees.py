@@ -28,6 +28,7 @@ blocks count against the quota. A smaller difference comes from rounding to bloc
 _READABLE = 0o500
 """The permissions by which a folder's owner can list it and look at its entries."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
+"""The C library, for `syncfs`."""
 
 
 @dataclass(frozen=True)
