@@ -1,9 +1,9 @@
 """Store a file only once if several dataset versions of an organization contain it.
 
-Each published file gets a second name in the organization's folder of blobs, made of its SHA-256 and of whether it is
-executable. A file that is published later with the same content becomes a hard link to this blob. Nobody writes to it:
-the console never changes published files, and runs see them through read-only mounts. Organizations share no blobs,
-because an organization could then find out what another one stores.
+Each published file gets a second name, its blob, in a folder of the organization. This name is the file's SHA-256, and
+an `x` if the file is executable. A file that is published later with the same content becomes a hard link to the blob.
+Nobody writes to a blob: the console never changes published files, and runs see them through read-only mounts.
+Organizations share no blobs, because an organization could then find out what another one stores.
 
 A file counts against the quota in each version, so deleting one version does not change the usage of another.
 

@@ -334,8 +334,8 @@ def place_file(
 ) -> None:
     """Move the complete file `source` into the workspace. Raises TooLarge and the errors of `files.place`.
 
-    The caller has reserved quota for the file. `on_placed` must release it; it is called in the transaction that counts
-    the file in the workspace. `allocation_key` is the `key` of the Reservation of new folders.
+    The caller has reserved quota for the file. `on_placed`, which is called in the transaction that counts the file in
+    the workspace, must release this quota. `allocation_key` is the `key` of the Reservation of new folders.
     """
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name, key=allocation_key) as reservation:

@@ -5,8 +5,8 @@ join them. Then a worker fetches the joined object. From there on the upload is 
 resumable uploads, with the same rows, quota and results (`uploads`). A client can only use the signed URLs of its
 parts. It cannot choose the object's key, which contains the upload's random key.
 
-Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
-unfinished upload needs.
+Only this installation may write into its folder in the bucket (FOLDER), because `collect` removes every object of the
+folder that no unfinished upload needs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def create(*, organization: Organization, user: User | None, new: uploads.NewUpl
     """
     if not is_offered():
         raise InvalidInput(_("Direct uploads are turned off here. Use tus instead."))
-    if new.size_bytes < 1:
+    if new.size_bytes < 1:  # S3 joins at least one part
         raise InvalidInput(fields={"size_bytes": _("Enter at least 1 byte.")})
     upload = uploads.create(organization=organization, user=user, new=new)
     try:
