@@ -82,8 +82,8 @@ def _is_intact(blob: Path, sha256: str) -> bool:
 def unused(root: Path) -> Iterator[Path]:
     """Yield the paths of the blobs that no version contains.
 
-    If a new version links to a yielded blob just before the caller removes it, the version keeps the file: only the
-    blob's name is removed.
+    A new version may link to a yielded blob just before the caller removes the blob. The version then keeps the file,
+    because only the blob's name is removed.
     """
     top = root / FOLDER
     if not top.exists():

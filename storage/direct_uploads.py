@@ -271,7 +271,7 @@ def fetch(upload: Upload) -> None:
     try:
         uploads.finish(upload)
     finally:
-        # An upload that `finish` left open, for example because storage is full, keeps its object: if a crash of the
+        # An upload that `finish` left open, for example because storage is full, keeps its object. If a crash of the
         # machine shortens the local file before the next try, the missing bytes are fetched again.
         if not uploads_to_fetch().filter(pk=upload.pk).exists():
             s3.delete_object(bucket, key)

@@ -84,9 +84,9 @@ def one_per_name(datasets: Iterable[Dataset]) -> list[Dataset]:
 def datasets_to_choose(organization: Organization) -> list[Dataset]:
     """Return the datasets that an organization may read, for a form.
 
-    Each has its name, the number and size of its latest version, and the list `published`: its versions that are not
-    deleted, newest first, with number and time. The list is empty if there is only one version, since the form then
-    offers no choice.
+    Each has its name, the number and size of its latest version, and the list `published`. The list has the versions
+    that are not deleted, newest first, with number and time. It is empty if the latest version has the number 1, since
+    the form then offers no choice.
     """
     datasets = one_per_name(
         usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
