@@ -23,6 +23,7 @@ SUFFIX = ".sha256"
 HASH_LENGTH = 64
 """How many hexadecimal digits a SHA-256 has."""
 SEPARATOR = b"  "
+"""What `sha256sum` writes between hash and path."""
 _PATH_START = HASH_LENGTH + len(SEPARATOR)
 """The position of the path in a line. Lines end with a NUL character."""
 
