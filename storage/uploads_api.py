@@ -26,7 +26,7 @@ from rest_framework.response import Response
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core import enqueue
-from console.core.errors import InvalidInput
+from console.core.errors import CustomerError, InvalidInput
 from console.core.pagination import NewestFirst
 from storage import direct_uploads, tasks, uploads
 from storage.api import page_of
@@ -200,11 +200,20 @@ class UploadsView(_TusView):
         return Response(status=201, headers=headers)
 
     def _receive_first_bytes(self, request: Request, upload: Upload) -> None:
-        """Receive the body of a creation if it has bytes. An upload of 0 bytes is finished at once."""
-        if request.content_type == BYTES_TYPE:
-            self.receive(request, upload, offset=0)
-        elif not upload.size_bytes:
-            uploads.finish(upload)
+        """Receive the body of a creation if it has bytes. An upload of 0 bytes is finished at once.
+
+        If the body is refused or breaks, delete the upload: the client does not learn its URL, so nobody continues it.
+        """
+        try:
+            if request.content_type == BYTES_TYPE:
+                self.receive(request, upload, offset=0)
+            elif not upload.size_bytes:
+                uploads.finish(upload)
+        except CustomerError:
+            # A complete upload stays: it has ended with the error, or `uploads.collect` finishes it later.
+            if upload.state == Upload.States.RECEIVING and uploads.offset_of(upload) < upload.size_bytes:
+                uploads.terminate(upload)
+            raise
 
 
 class UploadView(_TusView):

@@ -249,6 +249,10 @@ def test_the_first_bytes_may_come_with_the_creation(tus, organization):
     empty = tus.create(0, FILE)
     assert (empty.status_code, stored(organization)) == (201, b"")
     assert tus.state(empty["Location"])["state"] == "complete"
+    too_many = tus.create(len(CODE), FILE, body=CODE + b"x")
+    wrong = tus.create(len(CODE), FILE, body=CODE, Upload_Checksum=checksum(b"x"))
+    assert (error(too_many), error(wrong)) == ((413, "too_large"), (460, "checksum_mismatch"))
+    assert left_over(organization) == ([], [])  # nobody knows the URL of such an upload
 
 
 def test_bytes_with_a_wrong_checksum_are_dropped(tus, organization):
