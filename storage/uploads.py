@@ -49,7 +49,7 @@ from storage.errors import (
     UploadEnded,
 )
 from storage.files import CHUNK_BYTES, CountedStream, Readable
-from storage.models import Allocation, Upload
+from storage.models import NAME_VALIDATOR, Allocation, Upload
 from storage.paths import split_path, translate_os_errors
 from storage.quota import Reservation
 from storage.trees import ENTRY_BYTES
@@ -685,6 +685,8 @@ def _validate(organization: Organization, new: NewUpload) -> None:
             limit = settings.MAX_FILE_BYTES
     elif new.purpose != Upload.Purposes.PART:
         errors["purpose"] = _("Use dataset or workspace.")
+    elif len(new.name) > 63:  # the length of the column; nothing is looked up by the name of a part
+        errors["name"] = NAME_VALIDATOR.message
     if errors:
         raise InvalidInput(fields=errors)
     if new.size_bytes > limit:

@@ -202,6 +202,7 @@ def test_invalid_requests_are_refused(tus, settings):
         ({}, "purpose"), ({**FILE, "path": ""}, "path"), ({**FILE, "name": "x\0y"}, "Upload-Metadata"),
     ):  # fmt: skip
         assert set(tus.create(1, metadata).json()["fields"]) == {field}
+    assert set(tus.create(1, {"name": "x" * 64}, Upload_Concat="partial").json()["fields"]) == {"name"}
     for header in ("purpose !", "purpose ZA==,purpose ZA=="):
         refused = tus.send("POST", ROOT, Upload_Length=1, Upload_Metadata=header)
         assert set(refused.json()["fields"]) == {"Upload-Metadata"}
