@@ -244,7 +244,8 @@ def fetch_uploads() -> None:
         while is_locked and (upload := uploads_to_fetch().exclude(pk__in=tried_ids).first()):
             tried_ids.add(upload.pk)
             try:
-                fetch(upload)
+                with uploads.language_of(upload):
+                    fetch(upload)
             except CustomerError as error:
                 # `uploads.finish` has stored the error with the upload, or left the upload open for a later task.
                 log.info("Upload %s was not used: %s", upload.pk, error.code)

@@ -30,7 +30,7 @@ from celery import shared_task
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from console.accounts.models import Organization, User
@@ -190,9 +190,13 @@ def run_import(row: DatasetImport) -> bool:
 
 def _import_and_store_result(row: DatasetImport, file: BufferedRandom) -> None:
     """Run the import with its file, and store its version or error."""
+    language = row.created_by.language if row.created_by else ""
     try:
-        # `row.version` is set if an earlier process died after it had published the version.
-        version = row.version or _import(row, file)
+        # A sentence that contains a value is translated when it is raised: into the language of the user who started
+        # the import. All others are stored in English, and translated for the reader.
+        with translation.override(language or settings.LANGUAGE_CODE):
+            # `row.version` is set if an earlier process died after it had published the version.
+            version = row.version or _import(row, file)
     except CustomerError as error:
         _end(row, error=str(error.message))
     except ImportFailed as error:

@@ -23,7 +23,7 @@ from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +32,7 @@ from typing import BinaryIO
 
 from django.conf import settings
 from django.db import OperationalError, connection, transaction
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.translation import gettext_lazy as _
 from psycopg.errors import LockNotAvailable
 
@@ -622,6 +622,12 @@ def _append_file(source: Path, target_fd: int, end: int) -> None:
 # --- End --------------------------------------------------------------------------------------------------------------
 
 
+def language_of(upload: Upload) -> AbstractContextManager[None]:
+    """Return a block in which errors are in the language of the upload's user, for workers, which serve no request."""
+    language = upload.created_by.language if upload.created_by else ""
+    return translation.override(language or settings.LANGUAGE_CODE)
+
+
 def terminate(upload: Upload) -> None:
     """Delete an upload with its bytes, and release its quota. A version or file that it has produced stays.
 
@@ -643,12 +649,14 @@ def terminate(upload: Upload) -> None:
 
 def collect() -> None:
     """Finish complete uploads whose process died, and delete expired ones (garbage collection). Safe to repeat."""
-    for upload in Upload.objects.filter(state__in=OPEN_STATES).select_related("organization").iterator():
+    rows = Upload.objects.filter(state__in=OPEN_STATES).select_related("organization", "created_by")
+    for upload in rows.iterator():
         try:
             if upload.expires_at < timezone.now():
                 terminate(upload)
             else:
-                finish(upload)
+                with language_of(upload):
+                    finish(upload)
         except (CustomerError, OSError):
             log.exception("Upload %s can't be finished or deleted", upload.pk)
     # A part stays as long as its final upload, whose deletion sets `final` to None.

@@ -98,9 +98,9 @@ def dataset(owner):
     return DatasetFactory(organization=owner.organization, name="digits")
 
 
-def imported(dataset, url):
+def imported(dataset, url, user=None):
     """Start an import and carry it out."""
-    row = imports.start_import(dataset=dataset, user=None, url=url)
+    row = imports.start_import(dataset=dataset, user=user, url=url)
     imports.run_import(row)
     row.refresh_from_db()
     return row
@@ -110,7 +110,7 @@ def content_of(version, path):
     return (selectors.version_folder(version) / path).read_bytes()
 
 
-def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset):
+def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset, owner):
     server.files = {"/a.tar": tar_of({"x/y": b"1"}), "/data%20set.csv?v=1": CONTENT}
     first = imported(dataset, f"https://{server.host}/a.tar")
     assert ([row.path for row in dataset_files.list_page(version=first.version, path="x").rows]) == ["x/y"]
@@ -118,6 +118,13 @@ def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset):
     assert content_of(second.version, "data set.csv") == CONTENT
     assert (second.version.number, second.error, second.size_bytes) == (2, "", len(CONTENT))
     assert [path.name for path in imports.folder().iterdir()] == [imports.LOCK_FILE]
+    owner.user.language = "zh-hans"
+    owner.user.save()
+    server.files = {"/bad.tar": tar_of({"../x": b""}), "/broken.tar": CONTENT}
+    bad, broken = (imported(dataset, f"https://{server.host}/{name}.tar", owner.user) for name in ("bad", "broken"))
+    # A page translates the second error. It could not translate the first, which contains a name.
+    assert bad.error.startswith("此压缩包中的名称 ../x")
+    assert broken.error == "This archive can't be read. Send a .tar, .tar.gz or .zip file."
 
 
 def test_a_cut_transfer_continues(server, dataset):

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from console.accounts.models import Quota
+from console.accounts.models import Quota, User
 from console.core.errors import NotFound
 from storage import catalog, files, garbage_collection, selectors, uploads
 from storage.models import Allocation, DatasetVersion, Upload
@@ -292,14 +292,16 @@ def test_parts_are_joined_once(tus, organization):
     assert left_over(organization) == ([], [])
 
 
-def test_an_empty_file_arrives_and_is_not_claimed_to_if_its_upload_lost_it(tus, organization):
+def test_an_empty_file_arrives_and_is_not_claimed_to_if_its_upload_lost_it(tus, member, organization):
     parts = [tus.begin(0, {}, Upload_Concat="partial") for _part in range(2)]
     assert tus.create(None, FILE, Upload_Concat="final;" + " ".join(parts)).status_code == 201
     assert stored(organization) == b""
     url = tus.begin(0, {**FILE, "path": "lost.py"})
     Upload.objects.filter(key=url.split("/")[-2]).update(state=Upload.States.RECEIVING)  # as before its end
+    User.objects.filter(pk=member.user_id).update(language="zh-hans")
     garbage_collection.collect()
-    assert tus.state(url)["state"] == "failed"
+    result = tus.state(url)
+    assert (result["state"], result["error"]["message"]) == ("failed", "此上传已结束，请重新开始上传。")
     assert left_over(organization) == ([], [])
 
 
