@@ -361,8 +361,8 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
         # The file has become shorter, or an earlier process received all of it and died. The next attempt begins again.
         row.validator = ""
         raise http.client.HTTPException
-    if response.status >= http.client.INTERNAL_SERVER_ERROR:
-        raise http.client.HTTPException
+    if response.status == http.client.TOO_MANY_REQUESTS or response.status >= http.client.INTERNAL_SERVER_ERROR:
+        raise http.client.HTTPException  # `_transfer` tries again
     # A body with neither a length nor chunks ends with the connection, so a broken transfer would look complete.
     if response.status != http.client.OK or (response.length is None and not response.chunked):
         raise ImportFailed(REFUSED)

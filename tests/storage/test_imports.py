@@ -27,6 +27,7 @@ CONTENT = bytes(range(256)) * 400
 class Server(ThreadingHTTPServer):
     """Serves `files` by path. It cuts the first `cuts` answers in half, and redirects the paths in `redirects`.
 
+    After `cuts`, it refuses `throttled` requests because there are too many.
     With `change`, it has these files after its first answer, with another ETag unless `keeps_etag` is set.
     """
 
@@ -35,7 +36,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.redirects, self.requests = {}, {}, []
-        self.cuts, self.etag = 0, '"1"'
+        self.cuts, self.throttled, self.etag = 0, 0, '"1"'
         self.change, self.keeps_etag = None, False
 
     @property
@@ -53,6 +54,10 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         content = server.files.get(self.path)
+        if server.throttled and not server.cuts:
+            server.throttled -= 1
+            self.send_error(429)
+            return
         if content is None:
             self.send_error(404)
             return
@@ -128,13 +133,12 @@ def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset, owner):
 
 
 def test_a_cut_transfer_continues(server, dataset):
-    server.files, server.cuts = {"/f": CONTENT}, 2
+    server.files, server.cuts, server.throttled = {"/f": CONTENT}, 2, 1
     row = imported(dataset, f"https://{server.host}/f")
     assert content_of(row.version, "f") == CONTENT
     half = len(CONTENT) // 2
-    assert [range_ for _path, range_, _validator in server.requests] == [
-        None, f"bytes={half}-", f"bytes={half + half // 2}-",
-    ]  # fmt: skip
+    rest = f"bytes={half + half // 2}-"
+    assert [range_ for _path, range_, _validator in server.requests] == [None, f"bytes={half}-", rest, rest]
 
 
 def test_a_cut_transfer_without_a_validator_starts_again_and_is_given_up_in_the_end(server, dataset):
