@@ -293,7 +293,8 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
             # Bytes of an earlier process are kept only if the server can confirm that the file has not changed.
             offset = file.seek(0, os.SEEK_END) if row.validator else 0
             reservation.count(size_bytes=offset, entries=1)
-            _transfer(row, file, reservation, offset)
+            if not offset or offset != row.size_bytes:  # else an earlier process received all, and died after that
+                _transfer(row, file, reservation, offset)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return _publish(row, _file_name(name), file, digest, reservation)
@@ -358,8 +359,7 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
             raise ImportFailed(REFUSED)
         return offset
     if response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
-        # The file has become shorter, or an earlier process received all of it and died. The next attempt begins again.
-        row.validator = ""
+        row.validator = ""  # the file has become shorter, so the next attempt begins again
         raise http.client.HTTPException
     if response.status == http.client.TOO_MANY_REQUESTS or response.status >= http.client.INTERNAL_SERVER_ERROR:
         raise http.client.HTTPException  # `_transfer` tries again

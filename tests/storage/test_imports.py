@@ -177,6 +177,11 @@ def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, data
     DatasetImport.objects.update(ended_at=None)  # as if the process had died after it published
     imports.run_import(row)
     assert (dataset.versions.count(), len(server.requests)) == (1, 1)
+    received = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+    imports._path_of(received).write_bytes(CONTENT)
+    DatasetImport.objects.filter(pk=received.pk).update(validator='"1"', size_bytes=len(CONTENT))
+    imports.run_import(received)
+    assert (dataset.versions.count(), len(server.requests)) == (2, 1)
     assert not Allocation.objects.exists()
 
 
