@@ -234,12 +234,12 @@ def _zip_directory_bytes(stream: BinaryIO) -> int:
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES))
     tail = stream.read()
-    end = tail.rfind(b"PK\x05\x06")
+    end = tail.rfind(b"PK\x05\x06")  # the signature of the end record
     if end < 0 or len(tail) < end + ZIP_END_BYTES:
         raise BadArchive
     (directory_bytes,) = struct.unpack_from("<L", tail, end + 12)  # offset of the field "size of the central directory"
     zip64_end = end - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES
-    if zip64_end >= 0 and tail[zip64_end : zip64_end + 4] == b"PK\x06\x06":
+    if zip64_end >= 0 and tail[zip64_end : zip64_end + 4] == b"PK\x06\x06":  # the signature of the zip64 end record
         (zip64_bytes,) = struct.unpack_from("<Q", tail, zip64_end + 40)  # the same field
         # 0xFFFFFFFF in the end record means that the size is in the zip64 end record.
         directory_bytes = max(zip64_bytes, 0 if directory_bytes == 0xFFFFFFFF else directory_bytes)

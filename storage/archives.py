@@ -1,8 +1,8 @@
 """Unpack archives from untrusted users into a folder to which only the console has access.
 
-Several entries of an archive can attack together. For example, each link seems to stay in the folder, but together they
-lead out of it; a name occurs twice; or a file is also used as a folder. All this is refused. An archive can also have
-too many bytes, entries, links or folders. The limits here apply to what is written, and not to the sizes that the
+Several entries of an archive can attack together. For example, links that each seem to stay in the folder can together
+lead out of it. A name can occur twice, or a file can be used as a folder too. All this is refused. An archive can also
+have too many bytes, entries, links or folders. The limits here apply to what is written, and not to the sizes that the
 archive declares.
 """
 
@@ -89,6 +89,7 @@ class _Writer:
 
     def __init__(self, folder: Path, limits: ArchiveLimits, counter: SpaceCounter | None) -> None:
         self.size = 0
+        """The bytes of content that were written."""
         self.files = 0
         self.entries = 0
         """Files, links and folders that were created, without the target folder."""

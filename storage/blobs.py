@@ -1,9 +1,9 @@
 """Store a file only once if several dataset versions of an organization contain it.
 
-Each published file gets a second name in the organization's folder of blobs, made of its SHA-256 and of whether it is
-executable. A file that is published later with the same content becomes a hard link to this blob. Nobody writes to it:
-the console never changes published files, and runs see them through read-only mounts. Organizations share no blobs,
-because an organization could then find out what another one stores.
+Each published file gets a second name, its blob, in a folder of the organization. This name is the file's SHA-256, and
+an `x` if the file is executable. A file that is published later with the same content becomes a hard link to the blob.
+Nobody writes to a blob: the console never changes published files, and runs see them through read-only mounts.
+Organizations share no blobs, because an organization could then find out what another one stores.
 
 A file counts against the quota in each version, so deleting one version does not change the usage of another.
 
@@ -43,7 +43,7 @@ def deduplicate(*, blobs: Path, folder_fd: int, name: bytes, sha256: str) -> Non
     lose the file.
     """
     status = os.lstat(name, dir_fd=folder_fd)
-    if not status.st_size:  # an empty file needs no space, and there may be more of them than a file can have links
+    if not status.st_size:  # empty files need no space, and there may be more of them than the links that one can have
         return
     blob = blobs / sha256[:2] / (sha256 + ("x" if status.st_mode & 0o100 else ""))
     with suppress(FileNotFoundError):
@@ -82,8 +82,8 @@ def _is_intact(blob: Path, sha256: str) -> bool:
 def unused(root: Path) -> Iterator[Path]:
     """Yield the paths of the blobs that no version contains.
 
-    If a new version links to a yielded blob just before the caller removes it, the version keeps the file: only the
-    blob's name is removed.
+    A new version may link to a yielded blob just before the caller removes the blob. The version then keeps the file,
+    because only the blob's name is removed.
     """
     top = root / FOLDER
     if not top.exists():

@@ -90,7 +90,10 @@ class BucketSource(NamedTuple):
 
 
 def allowed_endpoints() -> dict[str, str]:
-    """Return the region of each endpoint in S3_IMPORT_ENDPOINTS, by the endpoint's origin."""
+    """Return the region of each endpoint in S3_IMPORT_ENDPOINTS, by the endpoint's origin.
+
+    An entry of this setting is an origin, and may name the region: `https://s3.example.com?region=eu-west-1`.
+    """
     regions = {}
     for entry in settings.S3_IMPORT_ENDPOINTS:
         parts = urlsplit(entry)
@@ -156,7 +159,7 @@ def _bucket_and_key(row: DatasetImport) -> tuple[s3.Bucket, str]:
 
 
 def receive(row: DatasetImport, file: BufferedRandom, listing: Path, reservation: Reservation) -> str:
-    """Append to `file` what it lacks of the object or tar file; return the file name for it.
+    """Append to `file` the missing bytes of the object or tar file, and return the name of that object or file.
 
     `listing` is the path of the list of objects, which the first attempt writes. Raises ImportFailed, TooLarge,
     SecretUnreadable, OSError for a full disk.
@@ -292,7 +295,7 @@ def _bytes_of(
     if offset >= item.size:
         return
     with s3.open_object(bucket, item, offset=offset, connection=connection) as response:
-        # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
+        # Not `read`, which waits for a whole chunk: with a slow server, `report` would not run for hours.
         while chunk := response.read1(CHUNK_BYTES):
             offset += len(chunk)
             yield chunk

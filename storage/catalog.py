@@ -259,13 +259,13 @@ def create_workspace(
     Raises InvalidInput, NameTaken, TooLarge, TooMany, and what `fill` and `on_created` raise.
     """
     validate_texts(name, description)
-    with Reservation(organization, label=name, key=allocation_key) as reservation, temporary_folder() as unfinished:
+    with Reservation(organization, label=name, key=allocation_key) as reservation, temporary_folder() as temporary:
         reservation.count(entries=1)
-        finished = unfinished / "files"
-        finished.mkdir(mode=0o755)
-        usage = fill(finished, reservation) if fill else Usage(0, 1)  # the empty folder itself
+        new_folder = temporary / "files"
+        new_folder.mkdir(mode=0o755)
+        usage = fill(new_folder, reservation) if fill else Usage(0, 1)  # the empty folder itself
         folder = top_folder("workspaces") / secrets.token_hex(16)
-        finished.rename(folder)
+        new_folder.rename(folder)
         try:
             if fill:
                 trees.flush_disk(folder=folder)
@@ -334,8 +334,8 @@ def place_file(
 ) -> None:
     """Move the complete file `source` into the workspace. Raises TooLarge and the errors of `files.place`.
 
-    The caller has reserved quota for the file. `on_placed` must release it; it is called in the transaction that counts
-    the file in the workspace. `allocation_key` is the `key` of the Reservation of new folders.
+    The caller has reserved quota for the file. `on_placed`, which is called in the transaction that counts the file in
+    the workspace, must release this quota. `allocation_key` is the `key` of the Reservation of new folders.
     """
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name, key=allocation_key) as reservation:
@@ -392,7 +392,8 @@ def move_file(*, workspace: Workspace, source: str, target: str) -> None:
     """Rename a file or folder of the workspace. Raises TooLarge and the errors of `files.move`."""
     root = selectors.workspace_folder(workspace)
     with Reservation(workspace.organization, label=workspace.name) as reservation:
-        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)  # only new folders: the entry exists
+        # Only new folders: the moved entry counts already.
+        new_entries = max(0, files.missing_entries(root=root, path=target) - 1)
         reservation.count(entries=new_entries)
         files.move(root=root, source=source, target=target)
         add_usage(workspace, Usage(0, new_entries), reservation)

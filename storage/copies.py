@@ -64,7 +64,8 @@ def copy_entry(*, workspace: Workspace, source: str, target: str) -> int:
             counter=_LimitedCounter(reservation),
             max_entries=settings.MAX_ARCHIVE_FILES,
         )
-        # A copied file has two entries, itself and the folder `unfinished`. More show that a folder has replaced it.
+        # A copied file has two entries, itself and the folder `unfinished`. Any other number shows that a folder has
+        # replaced the file since `stat`.
         if is_file and copy_result.usage.entry_count != 2:
             raise SourceChanged
         finished = next(unfinished.iterdir()) if is_file else unfinished

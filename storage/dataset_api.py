@@ -61,8 +61,8 @@ class _VersionView(TenantView):
             if version is None:
                 raise NotFound
             return version
-        # No dataset has so many versions that a number needs as many digits as MAX_NUMBER; with as many, it could
-        # exceed MAX_NUMBER. Python refuses to convert thousands of digits.
+        # With as many digits as MAX_NUMBER, a number could exceed it, and no dataset has so many versions. Python
+        # refuses to convert thousands of digits.
         if not (number.isascii() and number.isdecimal() and len(number) < len(str(selectors.MAX_NUMBER))):
             raise NotFound
         return selectors.version_numbered(dataset, int(number))

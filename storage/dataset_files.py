@@ -20,7 +20,7 @@ README_NAMES = ("README.md", "README.txt", "README", "readme.md", "readme.txt")
 
 @dataclass(frozen=True)
 class Row:
-    """A file or folder. `path` is relative to the version's folder.
+    """A file or folder. `path` is relative to the version's folder. `size` is in bytes, and 0 for a folder.
 
     `sha256` is empty for a folder, and for all files if the version has no manifest.
     """

@@ -5,8 +5,8 @@ join them. Then a worker fetches the joined object. From there on the upload is 
 resumable uploads, with the same rows, quota and results (`uploads`). A client can only use the signed URLs of its
 parts. It cannot choose the object's key, which contains the upload's random key.
 
-Only this installation may write below the prefix in the bucket, because `collect` removes every object there that no
-unfinished upload needs.
+Only this installation may write into its folder in the bucket (FOLDER), because `collect` removes every object of the
+folder that no unfinished upload needs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def create(*, organization: Organization, user: User | None, new: uploads.NewUpl
     """
     if not is_offered():
         raise InvalidInput(_("Direct uploads are turned off here. Use tus instead."))
-    if new.size_bytes < 1:
+    if new.size_bytes < 1:  # S3 joins at least one part
         raise InvalidInput(fields={"size_bytes": _("Enter at least 1 byte.")})
     upload = uploads.create(organization=organization, user=user, new=new)
     try:
@@ -132,7 +132,7 @@ def part_urls(upload: Upload, numbers: Collection[int]) -> list[PartUrl]:
     if len(numbers) > MAX_URLS or any(not 1 <= number <= part_count(upload) for number in numbers):
         sentence = _("Name at most %(most)d parts, each between 1 and %(last)d.")
         raise InvalidInput(fields={"numbers": sentence % {"most": MAX_URLS, "last": part_count(upload)}})
-    _update(upload)
+    _update(upload)  # no values: this only postpones the expiry
     bucket, key = _bucket(), _object_key(upload)
     urls = []
     for number in numbers:
@@ -205,7 +205,7 @@ def _is_joined(upload: Upload) -> bool:
 
 
 def _require_receiving(upload: Upload) -> None:
-    """Raise InvalidInput if it is no direct upload, UploadEnded if it takes no more parts."""
+    """Raise InvalidInput for an upload that is not direct, UploadEnded for one that takes no more parts."""
     if not upload.multipart_id:
         raise InvalidInput(_("This is no direct upload. Continue it by tus."))
     if upload.is_in_bucket or upload.state != Upload.States.RECEIVING:
@@ -244,7 +244,8 @@ def fetch_uploads() -> None:
         while is_locked and (upload := uploads_to_fetch().exclude(pk__in=tried_ids).first()):
             tried_ids.add(upload.pk)
             try:
-                fetch(upload)
+                with uploads.language_of(upload):
+                    fetch(upload)
             except CustomerError as error:
                 # `uploads.finish` has stored the error with the upload, or left the upload open for a later task.
                 log.info("Upload %s was not used: %s", upload.pk, error.code)
@@ -271,8 +272,8 @@ def fetch(upload: Upload) -> None:
     try:
         uploads.finish(upload)
     finally:
-        # An upload that `finish` left open, for example because storage is full, keeps its object: if the local file is
-        # lost before the next try, it is fetched again.
+        # An upload that `finish` left open, for example because storage is full, keeps its object. If a crash of the
+        # machine shortens the local file before the next try, the missing bytes are fetched again.
         if not uploads_to_fetch().filter(pk=upload.pk).exists():
             s3.delete_object(bucket, key)
 

@@ -131,7 +131,10 @@ class TextFile:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of a write: whether the file is new, its size, the size of the replaced file, and its version."""
+    """The result of a write. `size` and `version` are those of the new file. `created` is False if it replaced another.
+
+    `replaced_bytes` is the size of the replaced file; 0 if there was none.
+    """
 
     created: bool
     size: int
@@ -259,7 +262,7 @@ def read_entry(*, folder_fd: int, name: str) -> OpenFile:
 
 
 def read_text(*, root: Path, path: str, limit_bytes: int = TEXT_LIMIT) -> str:
-    """Return the text of a UTF-8 file with its line ends. Raises NotText, also if it is larger than `limit_bytes`."""
+    """Return the text of a UTF-8 file with its line ends. Raises NotText, also for more than `limit_bytes`."""
     return read_versioned_text(root=root, path=path, limit_bytes=limit_bytes).text
 
 
@@ -398,7 +401,7 @@ def copy(*, stream: Readable, target: BinaryIO, limit_bytes: int, digest: Digest
 
 
 def make_folder(*, root: Path, path: str) -> bool:
-    """Create a folder and those above it; return whether it is new. Raises UnsafePath, WrongKind if it is a file."""
+    """Create a folder and those above it; return whether it is new. Raises UnsafePath, WrongKind for a file."""
     parts = split_path(path)
     if not parts:
         return False

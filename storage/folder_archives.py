@@ -46,7 +46,7 @@ _ZERO_BLOCK = bytes(tarfile.BLOCKSIZE)
 class Source:
     """A file or folder at `path` below `root`, whose name in the archive is `name`.
 
-    Of a folder, direct entries for which `is_packed` returns False are left out without being listed.
+    Of a folder, direct entries for which `is_packed` returns False are left out, and not listed in LEFT_OUT_NAME.
     """
 
     root: Path
@@ -124,7 +124,7 @@ def _tar(sources: Sequence[Source]) -> Iterator[bytes]:
 
 
 def _entry(source: Source, parts: tuple[str, ...], name: str, left_out: _LeftOut) -> Iterator[bytes]:
-    """Yield the tar members of the file or folder at `parts` below the source's root, with all that is in a folder."""
+    """Yield the tar members of the file at `parts` below the source's root, or of the folder there and its contents."""
     try:
         with open_folder(root=source.root, parts=parts[:-1]) as parent_fd:
             mode = (os.lstat(parts[-1], dir_fd=parent_fd) if parts else os.fstat(parent_fd)).st_mode
@@ -181,7 +181,7 @@ def _file(file: files.OpenFile, name: str, left_out: _LeftOut) -> Iterator[bytes
 
 
 def _has_large_holes(file: files.OpenFile) -> bool:
-    """Return whether the file has holes, and occupies at least MAX_HOLES_BYTES less on the disk than its size."""
+    """Return whether the file has holes, and occupies over MAX_HOLES_BYTES less on the disk than its size."""
     file_fd = file.stream.fileno()
     if file.size - os.fstat(file_fd).st_blocks * 512 <= MAX_HOLES_BYTES:
         return False

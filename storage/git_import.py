@@ -249,11 +249,11 @@ def _wait_for(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> 
     """Wait until git ends. Raises GitFailed after MAX_SECONDS."""
     deadline = time.monotonic() + MAX_SECONDS
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        left_seconds = deadline - time.monotonic()
+        if left_seconds <= 0:
             raise GitFailed(_("The repository took too long. Use a smaller one, or upload its files."))
         try:
-            process.wait(timeout=min(REPORT_SECONDS, left))
+            process.wait(timeout=min(REPORT_SECONDS, left_seconds))
         except subprocess.TimeoutExpired:
             on_wait()
         else:

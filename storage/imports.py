@@ -30,7 +30,7 @@ from celery import shared_task
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Q, QuerySet
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 
 from console.accounts.models import Organization, User
@@ -190,9 +190,13 @@ def run_import(row: DatasetImport) -> bool:
 
 def _import_and_store_result(row: DatasetImport, file: BufferedRandom) -> None:
     """Run the import with its file, and store its version or error."""
+    language = row.created_by.language if row.created_by else ""
     try:
-        # `row.version` is set if an earlier process died after it had published the version.
-        version = row.version or _import(row, file)
+        # A sentence that contains a value is translated when it is raised: into the language of the user who started
+        # the import. All others are stored in English, and translated for the reader.
+        with translation.override(language or settings.LANGUAGE_CODE):
+            # `row.version` is set if an earlier process died after it had published the version.
+            version = row.version or _import(row, file)
     except CustomerError as error:
         _end(row, error=str(error.message))
     except ImportFailed as error:
@@ -289,7 +293,8 @@ def _import(row: DatasetImport, file: BufferedRandom) -> DatasetVersion:
             # Bytes of an earlier process are kept only if the server can confirm that the file has not changed.
             offset = file.seek(0, os.SEEK_END) if row.validator else 0
             reservation.count(size_bytes=offset, entries=1)
-            _transfer(row, file, reservation, offset)
+            if not offset or offset != row.size_bytes:  # else an earlier process received all, and died after that
+                _transfer(row, file, reservation, offset)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return _publish(row, _file_name(name), file, digest, reservation)
@@ -311,7 +316,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                 file.truncate()
                 start = offset
                 announced_bytes = response.length
-                # Not `read`, which waits for a whole chunk: a slow server could delay it for hours.
+                # Not `read`, which waits for a whole chunk: with a slow server, `report` would not run for hours.
                 while chunk := response.read1(CHUNK_BYTES):
                     offset += len(chunk)
                     # Up to `reserved_bytes`, an earlier attempt has reserved quota already.
@@ -321,7 +326,7 @@ def _transfer(row: DatasetImport, file: BufferedRandom, reservation: Reservation
                         reserved_bytes = offset
                     file.write(chunk)
                     report(row, offset)
-                # If the connection ends early, http.client raises no error, and fewer bytes than Content-Length arrive.
+                # If the connection ends early, `read1` raises an error only for a chunked body, which has no length.
                 if announced_bytes is None or offset - start == announced_bytes:
                     file.flush()
                     return
@@ -356,8 +361,8 @@ def _check_response(row: DatasetImport, response: http.client.HTTPResponse, offs
     if response.status == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and offset:
         row.validator = ""  # the file has become shorter, so the next attempt begins again
         raise http.client.HTTPException
-    if response.status >= http.client.INTERNAL_SERVER_ERROR:
-        raise http.client.HTTPException
+    if response.status == http.client.TOO_MANY_REQUESTS or response.status >= http.client.INTERNAL_SERVER_ERROR:
+        raise http.client.HTTPException  # `_transfer` tries again
     # A body with neither a length nor chunks ends with the connection, so a broken transfer would look complete.
     if response.status != http.client.OK or (response.length is None and not response.chunked):
         raise ImportFailed(REFUSED)

@@ -23,6 +23,7 @@ SUFFIX = ".sha256"
 HASH_LENGTH = 64
 """How many hexadecimal digits a SHA-256 has."""
 SEPARATOR = b"  "
+"""What `sha256sum` writes between hash and path."""
 _PATH_START = HASH_LENGTH + len(SEPARATOR)
 """The position of the path in a line. Lines end with a NUL character."""
 
@@ -137,8 +138,8 @@ class Manifest:
         searched_path = os.fsencode(path)
         low, high = 0, len(self._data)  # the searched line begins at `low` or later, and before `high`
         while low < high:
-            # The line around the middle begins after the last NUL before it. If there is none, `rfind` returns -1, and
-            # the line begins at `low`.
+            # The line that contains the middle begins after the last NUL before the middle. Without such a NUL, `rfind`
+            # returns -1, and the line begins at `low`.
             middle = self._data.rfind(b"\0", low, (low + high) // 2) + 1 or low
             end = self._data.find(b"\0", middle)
             if end < 0:  # the last line of a damaged manifest, which was cut

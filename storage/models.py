@@ -221,6 +221,7 @@ class DatasetVersion(models.Model):
     entry_count = models.PositiveIntegerField(
         _("entries"), default=0, db_default=0, help_text=_("Files, links and folders.")
     )
+    """0 only in a row of an older version of Trainyard, until garbage collection fills it in."""
     sha256 = models.CharField(
         _("SHA-256"),
         max_length=64,
@@ -459,7 +460,7 @@ class Allocation(models.Model):
     """Bytes and entries that count against a quota, and belong to no version and no workspace."""
 
     class Kinds(models.TextChoices):
-        """The kind of an allocation."""
+        """What an allocation counts."""
 
         UPLOAD = "upload", _("Upload in progress")
         """Any unfinished write: of an upload, an import, a copy or a publication (`quota.Reservation`)."""
@@ -470,9 +471,8 @@ class Allocation(models.Model):
     )
     kind = models.CharField(_("kind"), max_length=8, choices=Kinds.choices)
     key = models.CharField(_("key"), max_length=64, unique=True)
-    """`job:<id>` for a run's results, `upload:<key>` for a resumable upload. For any other unfinished write it is the
-    `allocation_key` of the import, or the `finishing_key` of the upload, that repeats the write after a crash, or
-    random."""
+    """`job:<id>` for a run's results, `upload:<key>` for a resumable upload. Other unfinished writes: if an import or
+    upload repeats the write after a crash, its `allocation_key` or `finishing_key`; else random."""
     label = models.CharField(_("name"), max_length=200)
     size_bytes = models.PositiveBigIntegerField(_("size"), default=0)
     entry_count = models.PositiveIntegerField(_("entries"), default=0, help_text=_("Files, links and folders."))

@@ -146,7 +146,7 @@ def _joined(value: Any) -> str:
 
 
 def _png(value: Any) -> str:
-    """Return the Base64 of a PNG picture without line breaks; empty if `value` is not the Base64 of one."""
+    """Return the Base64 of a PNG picture without line breaks; empty for any other value."""
     if not isinstance(value, str | list):
         return ""
     try:

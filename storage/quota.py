@@ -53,9 +53,9 @@ def require_room_for(organization: Organization, kind: str) -> None:
 
     Call it in the transaction that creates the object, after `lock`, so that concurrent calls wait.
     """
-    most: int = getattr(Quota.objects.get(organization=organization), f"max_{kind}")
-    if selectors.counts(organization)[kind] >= most:
-        raise TooMany(_TOO_MANY[kind] % {"most": most})
+    max_count: int = getattr(Quota.objects.get(organization=organization), f"max_{kind}")
+    if selectors.counts(organization)[kind] >= max_count:
+        raise TooMany(_TOO_MANY[kind] % {"most": max_count})
 
 
 def count_results(
@@ -159,6 +159,7 @@ class Reservation:
                     "organization": self._organization,
                     "kind": Allocation.Kinds.UPLOAD,
                     "label": self._label,
+                    # Not below 0: with spare bytes, `reserved_bytes` may be less than what the entries count.
                     "size_bytes": max(0, reserved_bytes - entries * ENTRY_BYTES),
                     "entry_count": entries,
                 },

@@ -53,7 +53,8 @@ def delete(*, workspace: Workspace, path: str, user: User | None = None) -> Dele
         # After a crash between the rename and the commit, the file is in the bin without a row. Garbage collection
         # keeps it for KEPT_AFTER_DELETION too, so that an administrator can restore it.
         files.move_out(root=root, path=path, target=path_in_bin(item))
-    # Outside the transaction, because it can take minutes. Garbage collection repeats it, also after a crash here.
+    # Outside the transaction, because measuring can take minutes. Garbage collection measures the item and the
+    # workspace again, also after a crash here.
     usage = measure(item)
     catalog.add_usage(workspace, Usage(-usage.size_bytes, -usage.entry_count))
     return item

@@ -116,8 +116,8 @@ class _Response(NamedTuple):
 def parse_reference(reference: str) -> Reference:
     """Return the parts of a reference that matches `images.REFERENCE`. Without tag and digest, the tag is `latest`."""
     name, _, digest = reference.partition("@")
-    host, _, rest = name.partition("/")
-    repository, _, tag = rest.partition(":")
+    host, _, path = name.partition("/")
+    repository, _, tag = path.partition(":")
     return Reference(host, repository, tag or ("" if digest else "latest"), digest)
 
 
@@ -198,12 +198,12 @@ class _Client:
         The token is for pulling from `repository`; if that is empty, only for the login. Raises RegistryError.
         """
         for challenge in refusal.headers.get_all("WWW-Authenticate", []):
-            scheme, _, rest = challenge.partition(" ")
+            scheme, _, parameters = challenge.partition(" ")
             if scheme.lower() == "basic" and self._credentials is not None:
                 self._authorization = self._credentials.header
                 return
             if scheme.lower() == "bearer":
-                self._authorization = f"Bearer {self._fetch_token(_parameters(rest), repository)}"
+                self._authorization = f"Bearer {self._fetch_token(_parse_parameters(parameters), repository)}"
                 return
         raise RegistryError(Problem.UNAUTHORIZED)
 
@@ -253,9 +253,9 @@ class _Client:
         return _Response(response.status, response.headers, body)
 
 
-def _parameters(challenge: str) -> dict[str, str]:
-    """Return the parameters in the rest of a header WWW-Authenticate, by lower-case name."""
-    return {name.lower(): value for name, value in _CHALLENGE.findall(challenge[:_MAX_CHALLENGE_LENGTH])}
+def _parse_parameters(parameters: str) -> dict[str, str]:
+    """Return the parameters of a header WWW-Authenticate by lower-case name."""
+    return {name.lower(): value for name, value in _CHALLENGE.findall(parameters[:_MAX_CHALLENGE_LENGTH])}
 
 
 def _origin(host: str) -> str:

@@ -73,7 +73,7 @@ def delete_model(*, model: Model, user: User | None = None) -> None:
 
 
 def delete_model_version(*, version: ModelVersion, user: User | None = None) -> None:
-    """Delete one version of a model, and the model if it was its last version. Safe to repeat. Raises InUse."""
+    """Delete one version of a model; if no other version remains, also the model. Safe to repeat. Raises InUse."""
     organization = version.model.organization
     with transaction.atomic():
         quota.lock(organization)

@@ -29,7 +29,7 @@ REQUEST_SECONDS = 300
 MAX_RESPONSE_BYTES = 8 * 1024**2
 """The largest XML response. A listing of 1,000 keys of 1,024 bytes needs less, even if all are percent-encoded."""
 RESPONSE_SECONDS = 60
-"""How long reading an XML response may take."""
+"""How long reading an XML response may take in all, since a socket's own timeout begins again with each byte."""
 
 
 class S3Error(Exception):

@@ -75,7 +75,7 @@ class _Search:
         self._deadline = deadline
 
     def run(self, base: tuple[str, ...]) -> Iterator[Match]:
-        """Yield the matches, folder by folder; set `stopped` if the search ends early."""
+        """Yield the matches, folder by folder; set `stopped` if a limit leaves entries out."""
         pending, matches_left = deque([base]), MAX_MATCHES
         while pending:
             for match in self._search_folder(pending.popleft(), pending, len(base)):
@@ -84,7 +84,7 @@ class _Search:
                     return
                 yield match
                 matches_left -= 1
-            if self.stopped in {StopReason.ENTRIES, StopReason.SECONDS}:
+            if self.stopped in {StopReason.ENTRIES, StopReason.SECONDS}:  # DEPTH leaves out only the deepest folders
                 return
 
     def _search_folder(

@@ -169,20 +169,22 @@ def binned_files(organization: Organization) -> QuerySet[DeletedFile]:
 
 def usage(organization: Organization) -> Usage:
     """Return the usage of everything that counts against the quota, also of deleted items that can be restored."""
-    kept = (select_kept(organization) for select_kept in KEPT_BY_KIND.values())
-    return _total(*kept, binned_files(organization), allocations(organization))
+    querysets = (select_kept(organization) for select_kept in KEPT_BY_KIND.values())
+    return _total(*querysets, binned_files(organization), allocations(organization))
 
 
 def usage_by_kind(organization: Organization) -> dict[str, Usage]:
     """Return the usage of datasets, models, workspaces, deleted items, uploads and runs. Their sum is `usage`."""
-    kept = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
-    datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in kept)
+    querysets = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
+    datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in querysets)
     allocated = allocations(organization)
     return {
         "datasets": datasets,
         "models": models,
         "workspaces": workspaces,
-        "deleted": sum((_total(rows.exclude(deleted_at=None)) for rows in kept), _total(binned_files(organization))),
+        "deleted": sum(
+            (_total(rows.exclude(deleted_at=None)) for rows in querysets), _total(binned_files(organization))
+        ),
         "uploads": _total(allocated.filter(kind=Allocation.Kinds.UPLOAD)),
         "runs": _total(allocated.filter(kind=Allocation.Kinds.RUN)),
     }
@@ -190,8 +192,8 @@ def usage_by_kind(organization: Organization) -> dict[str, Usage]:
 
 def deleted(organization: Organization) -> list[Item]:
     """Return the deleted items that can be restored, the largest first."""
-    kept = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
-    items = [item for rows in kept for item in rows.exclude(deleted_at=None)]
+    querysets = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
+    items = [item for rows in querysets for item in rows.exclude(deleted_at=None)]
     return sorted(items, key=lambda item: -item.size_bytes)
 
 

@@ -84,9 +84,9 @@ def one_per_name(datasets: Iterable[Dataset]) -> list[Dataset]:
 def datasets_to_choose(organization: Organization) -> list[Dataset]:
     """Return the datasets that an organization may read, for a form.
 
-    Each has its name, the number and size of its latest version, and the list `published`: its versions that are not
-    deleted, newest first, with number and time. The list is empty if there is only one version, since the form then
-    offers no choice.
+    Each has its name, the number and size of its latest version, and the list `published`. The list has the versions
+    that are not deleted, newest first, with number and time. It is empty if the latest version has the number 1, since
+    the form then offers no choice.
     """
     datasets = one_per_name(
         usable_datasets(organization).only("organization_id", "name", "latest__number", "latest__size_bytes")
@@ -186,7 +186,7 @@ def accept_share(*, organization: Organization, user: User | None, code: str) ->
 
 
 def revoke_share(*, share: DatasetShare, user: User | None) -> None:
-    """End a share as the owner of the dataset. It cannot be chosen for new orders any more. Safe to repeat."""
+    """End a share as the owner of the dataset: new orders can no longer use the dataset through it. Safe to repeat."""
     with transaction.atomic():
         if DatasetShare.objects.filter(pk=share.pk, revoked_at=None).update(revoked_at=timezone.now()):
             dataset = share.dataset
@@ -198,7 +198,7 @@ def revoke_share(*, share: DatasetShare, user: User | None) -> None:
 def leave_share(*, organization: Organization, user: User | None, name: str) -> None:
     """End the share through which an organization reads the dataset `name`. Raises NotFound.
 
-    This works even if a dataset of its own hides the shared one.
+    This works even if the organization's own dataset of this name hides the shared one.
     """
     if not NAME_PATTERN.match(name):
         raise NotFound
@@ -215,7 +215,7 @@ def leave_share(*, organization: Organization, user: User | None, name: str) -> 
 
 
 def set_public(*, dataset: Dataset, is_public: bool, actor: User | None) -> None:
-    """Let every organization read a dataset, or withdraw it, so that it cannot be chosen for new orders any more.
+    """Let every organization read a dataset, or end this, so that new orders of others need a share again.
 
     Only administrators may do this. Safe to repeat.
     """

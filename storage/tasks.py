@@ -23,7 +23,8 @@ def finish_upload(pk: int) -> None:
     """Finish a complete upload whose process may have died before the upload was finished."""
     upload = Upload.objects.select_related("organization", "created_by").filter(pk=pk).first()
     if upload:
-        with suppress(CustomerError):  # `finish` has stored the error, or `uploads.collect` tries again
+        # `finish` has stored the error, or `uploads.collect` tries again.
+        with suppress(CustomerError), uploads.language_of(upload):
             uploads.finish(upload)
 
 

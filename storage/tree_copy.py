@@ -120,7 +120,7 @@ class _Copier:
                 ):
                     pending += self._copy_folder(source_fd, target_fd, relative)
             except (FileMissing, UnsafePath, WrongKind) as error:
-                if relative:  # it existed when its parent was listed
+                if relative:  # a subfolder, which existed when its parent was listed
                     raise SourceChanged from error
                 raise
 

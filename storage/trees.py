@@ -23,11 +23,12 @@ ENTRY_BYTES = 4096
 """How many bytes of the quota each file, link and folder uses besides its content. Each needs an inode, of which a disk
 has a limited number. 4,096 bytes is the usual block size."""
 PREALLOCATED_BYTES = 1024**2
-"""If a file's blocks have this many more bytes than the file's length, the file was preallocated (`fallocate`), and its
-blocks count against the quota. A smaller difference comes from rounding to blocks."""
+"""A file whose blocks have this many more bytes than its length was preallocated (`fallocate`). Then its blocks count
+against the quota. A smaller difference comes from rounding to blocks."""
 _READABLE = 0o500
 """The permissions by which a folder's owner can list it and look at its entries."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
+"""The C library, for `syncfs`."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +32,7 @@ from typing import BinaryIO
 
 from django.conf import settings
 from django.db import OperationalError, connection, transaction
-from django.utils import timezone
+from django.utils import timezone, translation
 from django.utils.translation import gettext_lazy as _
 from psycopg.errors import LockNotAvailable
 
@@ -49,7 +49,7 @@ from storage.errors import (
     UploadEnded,
 )
 from storage.files import CHUNK_BYTES, CountedStream, Readable
-from storage.models import Allocation, Upload
+from storage.models import NAME_VALIDATOR, Allocation, Upload
 from storage.paths import split_path, translate_os_errors
 from storage.quota import Reservation
 from storage.trees import ENTRY_BYTES
@@ -60,7 +60,7 @@ its reserved quota is released."""
 KEPT_AFTER_END = timedelta(days=1)
 """How long the result of an upload can be read."""
 MAX_OPEN = 1000
-"""How many unfinished uploads an organization may have. Clients send only a few at a time; the others are abandoned."""
+"""How many unfinished uploads an organization may have. Clients send few at a time, so of 1,000 most are abandoned."""
 CHECKSUMS = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}
 """The algorithms by which a client may protect a single request against transmission errors. tus requires SHA-1."""
 SETTLE_SECONDS = 8.0
@@ -82,8 +82,8 @@ FLUSH_BYTES = 64 * 1024**2
 """Each time this many bytes have arrived, they are forced to the disk while more arrive. So the client does not wait
 for all of them at the end. At most twice as many are not yet on the disk."""
 FETCH_LOCK_FILE = "fetch-slot"
-"""The name of the lock file for fetching direct uploads (`direct_uploads`). It is defined here, because
-`needed_file_names` must contain it."""
+"""The name of the lock file for fetching direct uploads, whose bytes clients send to a bucket (`direct_uploads`). It is
+defined here, because `needed_file_names` must contain it."""
 OPEN_STATES = (Upload.States.RECEIVING, Upload.States.FINISHING)
 """The states of uploads that have neither a result nor an error yet."""
 
@@ -218,8 +218,8 @@ def settled_offset_of(upload: Upload) -> int:
         finally:
             _offset_waiters.release()
     offset = offset_of(upload)
-    # The earlier request may have finished the upload. It writes the new state before it moves the file. So the state
-    # is read after the offset: if it is still RECEIVING, the file was there when its offset was read.
+    # The earlier request may have finished the upload. `finish` writes the new state before it moves the file. So the
+    # state is read after the offset: if the state is still RECEIVING, the file was there when its length was read.
     _refresh(upload)
     return offset if upload.state == Upload.States.RECEIVING else offset_of(upload)
 
@@ -254,7 +254,7 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
         _refresh(upload)
         if not is_locked or offset != offset_of(upload):
             raise OffsetConflict
-        if upload.state != Upload.States.RECEIVING:  # all bytes have arrived before
+        if upload.state != Upload.States.RECEIVING:  # an earlier request brought the last byte
             return offset
         stream = _InterruptibleBody(upload, stream)
         try:
@@ -270,9 +270,9 @@ def append(*, upload: Upload, offset: int, stream: Readable, checksum: Checksum 
 
 
 class _InterruptibleBody:
-    """The body of a request that appends. It ends if nothing arrives while another request waits for the lock.
+    """The body of a request that appends. It breaks if nothing arrives while another request waits for the lock.
 
-    The server raises TimeoutError from `read` after QUIET_SECONDS without a byte.
+    The stream's `read` raises TimeoutError after QUIET_SECONDS without a byte (`upload_stream.body_of`).
     """
 
     def __init__(self, upload: Upload, stream: Readable) -> None:
@@ -340,7 +340,7 @@ def append_locked(upload: Upload, offset: int, stream: Readable) -> int:
         translate_os_errors(),
         _open_for_writing(upload) as file_fd,
         _digest_of(upload, offset) as digest,
-        ThreadPoolExecutor(2, thread_name_prefix="upload") as threads,  # at its end, waits for the last hash
+        ThreadPoolExecutor(2, thread_name_prefix="upload") as threads,  # one hashes, one flushes; exit waits for both
     ):
         hashing: Future[None] | None = None
         flushing: Future[None] | None = None
@@ -354,7 +354,7 @@ def append_locked(upload: Upload, offset: int, stream: Readable) -> int:
             _write(file_fd, chunk, offset)
             offset += len(chunk)
             if digest:
-                # In a thread, because neither hashing nor writing holds Python's global lock, so that they overlap.
+                # In a thread, so that hashing and the next write overlap: neither holds Python's global lock.
                 hashing = threads.submit(digest.update, chunk)
             if offset >= next_flush_at:
                 if flushing:
@@ -406,7 +406,7 @@ def _verified_copy(upload: Upload, stream: Readable, checksum: Checksum, limit_b
 
 
 class _Digest:
-    """The hash state (SHA-256) of the first `size` bytes of an upload."""
+    """The hash state (SHA-256) of an upload's first bytes; `size` is how many."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -428,7 +428,7 @@ _digests_lock = Lock()
 def _digest_of(upload: Upload, offset: int) -> Iterator[_Digest | None]:
     """Yield the hash state of the first `offset` bytes; None if this process does not have it.
 
-    Without it the new bytes are not hashed now. The process that finishes the upload hashes what it has not hashed yet.
+    Without the state, new bytes are not hashed now; the process that finishes the upload reads them again (`_hash`).
     Parts are not hashed, because only the joined file has a hash.
     """
     digest = _pop_digest(upload)
@@ -577,7 +577,7 @@ def fail(upload: Upload, error: CustomerError) -> None:
 
 
 def _end(upload: Upload, **values: object) -> None:
-    """Write the upload's result and release its quota, in the caller's transaction. Raises NotFound if it has ended."""
+    """Write an upload's result and release its quota, in the caller's transaction. Raises NotFound if it has ended."""
     rows = Upload.objects.filter(pk=upload.pk, state__in=OPEN_STATES)
     if not rows.update(**values, expires_at=timezone.now() + KEPT_AFTER_END):
         raise NotFound
@@ -609,17 +609,23 @@ def _append_file(source: Path, target_fd: int, end: int) -> None:
 
     `end` is the position in the target at which `source` must end.
     """
-    missing = end - os.fstat(target_fd).st_size
-    if missing <= 0:
+    missing_bytes = end - os.fstat(target_fd).st_size
+    if missing_bytes <= 0:
         return
     with source.open("rb") as file:
-        offset = os.fstat(file.fileno()).st_size - missing
+        offset = os.fstat(file.fileno()).st_size - missing_bytes
         os.lseek(target_fd, 0, os.SEEK_END)
-        while sent := os.sendfile(target_fd, file.fileno(), offset, CHUNK_BYTES):  # the kernel copies the bytes
-            offset += sent
+        while sent_bytes := os.sendfile(target_fd, file.fileno(), offset, CHUNK_BYTES):  # the kernel copies the bytes
+            offset += sent_bytes
 
 
 # --- End --------------------------------------------------------------------------------------------------------------
+
+
+def language_of(upload: Upload) -> AbstractContextManager[None]:
+    """Return a block in which errors are in the language of the upload's user, for workers, which serve no request."""
+    language = upload.created_by.language if upload.created_by else ""
+    return translation.override(language or settings.LANGUAGE_CODE)
 
 
 def terminate(upload: Upload) -> None:
@@ -643,12 +649,14 @@ def terminate(upload: Upload) -> None:
 
 def collect() -> None:
     """Finish complete uploads whose process died, and delete expired ones (garbage collection). Safe to repeat."""
-    for upload in Upload.objects.filter(state__in=OPEN_STATES).select_related("organization").iterator():
+    rows = Upload.objects.filter(state__in=OPEN_STATES).select_related("organization", "created_by")
+    for upload in rows.iterator():
         try:
             if upload.expires_at < timezone.now():
                 terminate(upload)
             else:
-                finish(upload)
+                with language_of(upload):
+                    finish(upload)
         except (CustomerError, OSError):
             log.exception("Upload %s can't be finished or deleted", upload.pk)
     # A part stays as long as its final upload, whose deletion sets `final` to None.
@@ -685,6 +693,8 @@ def _validate(organization: Organization, new: NewUpload) -> None:
             limit = settings.MAX_FILE_BYTES
     elif new.purpose != Upload.Purposes.PART:
         errors["purpose"] = _("Use dataset or workspace.")
+    elif len(new.name) > 63:  # the length of the column; nothing is looked up by the name of a part
+        errors["name"] = NAME_VALIDATOR.message
     if errors:
         raise InvalidInput(fields=errors)
     if new.size_bytes > limit:

@@ -1,6 +1,6 @@
 """API of resumable uploads: the tus protocol 1.0.0 (https://tus.io/protocols/resumable-upload), and their results.
 
-Direct uploads have other routes to create them and to send their parts. Their results are read by the same route.
+Direct uploads (`direct_uploads`) are created and sent by routes of their own. One route returns the results of both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rest_framework.response import Response
 from console.accounts.permissions import TenantView
 from console.accounts.roles import Capability
 from console.core import enqueue
-from console.core.errors import InvalidInput
+from console.core.errors import CustomerError, InvalidInput
 from console.core.pagination import NewestFirst
 from storage import direct_uploads, tasks, uploads
 from storage.api import page_of
@@ -126,11 +126,11 @@ class _TusView(TenantView):
 
     def receive(self, request: Request, upload: Upload, offset: int) -> int:
         """Append the request's body at `offset`, and finish the upload at its last byte; return the new offset."""
-        left = upload.size_bytes - offset
-        if left < 0:
+        left_bytes = upload.size_bytes - offset
+        if left_bytes < 0:
             raise OffsetConflict
         try:
-            stream = body_of(request, limit_bytes=left, read_timeout_seconds=uploads.QUIET_SECONDS)
+            stream = body_of(request, limit_bytes=left_bytes, read_timeout_seconds=uploads.QUIET_SECONDS)
         except TooLarge:
             raise TooLarge(_("More bytes arrived than the upload's size.")) from None
         checksum = request.headers.get("Upload-Checksum")
@@ -200,11 +200,20 @@ class UploadsView(_TusView):
         return Response(status=201, headers=headers)
 
     def _receive_first_bytes(self, request: Request, upload: Upload) -> None:
-        """Receive the body of a creation if it has bytes. An upload of 0 bytes is finished at once."""
-        if request.content_type == BYTES_TYPE:
-            self.receive(request, upload, offset=0)
-        elif not upload.size_bytes:
-            uploads.finish(upload)
+        """Receive the body of a creation if it has bytes. An upload of 0 bytes is finished at once.
+
+        If the body is refused or breaks, delete the upload: the client does not learn its URL, so nobody continues it.
+        """
+        try:
+            if request.content_type == BYTES_TYPE:
+                self.receive(request, upload, offset=0)
+            elif not upload.size_bytes:
+                uploads.finish(upload)
+        except CustomerError:
+            # A complete upload stays: it has ended with the error, or `uploads.collect` finishes it later.
+            if upload.state == Upload.States.RECEIVING and uploads.offset_of(upload) < upload.size_bytes:
+                uploads.terminate(upload)
+            raise
 
 
 class UploadView(_TusView):

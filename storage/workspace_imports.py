@@ -111,7 +111,7 @@ def stale_imports() -> list[int]:
 
 @shared_task
 def import_workspace(pk: int) -> None:
-    """Run an import, or repeat it after its worker died; then send the task of the longest waiting import."""
+    """Run an import, or repeat it after its worker died; then send the task of the import that has waited longest."""
     row = open_imports().select_related("organization", "created_by").filter(pk=pk).first()
     if row is None or not run_import(row):
         return

@@ -27,6 +27,7 @@ CONTENT = bytes(range(256)) * 400
 class Server(ThreadingHTTPServer):
     """Serves `files` by path. It cuts the first `cuts` answers in half, and redirects the paths in `redirects`.
 
+    After `cuts`, it refuses `throttled` requests because there are too many.
     With `change`, it has these files after its first answer, with another ETag unless `keeps_etag` is set.
     """
 
@@ -35,7 +36,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.redirects, self.requests = {}, {}, []
-        self.cuts, self.etag = 0, '"1"'
+        self.cuts, self.throttled, self.etag = 0, 0, '"1"'
         self.change, self.keeps_etag = None, False
 
     @property
@@ -53,6 +54,10 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         content = server.files.get(self.path)
+        if server.throttled and not server.cuts:
+            server.throttled -= 1
+            self.send_error(429)
+            return
         if content is None:
             self.send_error(404)
             return
@@ -98,9 +103,9 @@ def dataset(owner):
     return DatasetFactory(organization=owner.organization, name="digits")
 
 
-def imported(dataset, url):
+def imported(dataset, url, user=None):
     """Start an import and carry it out."""
-    row = imports.start_import(dataset=dataset, user=None, url=url)
+    row = imports.start_import(dataset=dataset, user=user, url=url)
     imports.run_import(row)
     row.refresh_from_db()
     return row
@@ -110,7 +115,7 @@ def content_of(version, path):
     return (selectors.version_folder(version) / path).read_bytes()
 
 
-def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset):
+def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset, owner):
     server.files = {"/a.tar": tar_of({"x/y": b"1"}), "/data%20set.csv?v=1": CONTENT}
     first = imported(dataset, f"https://{server.host}/a.tar")
     assert ([row.path for row in dataset_files.list_page(version=first.version, path="x").rows]) == ["x/y"]
@@ -118,16 +123,22 @@ def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset):
     assert content_of(second.version, "data set.csv") == CONTENT
     assert (second.version.number, second.error, second.size_bytes) == (2, "", len(CONTENT))
     assert [path.name for path in imports.folder().iterdir()] == [imports.LOCK_FILE]
+    owner.user.language = "zh-hans"
+    owner.user.save()
+    server.files = {"/bad.tar": tar_of({"../x": b""}), "/broken.tar": CONTENT}
+    bad, broken = (imported(dataset, f"https://{server.host}/{name}.tar", owner.user) for name in ("bad", "broken"))
+    # A page translates the second error. It could not translate the first, which contains a name.
+    assert bad.error.startswith("此压缩包中的名称 ../x")
+    assert broken.error == "This archive can't be read. Send a .tar, .tar.gz or .zip file."
 
 
 def test_a_cut_transfer_continues(server, dataset):
-    server.files, server.cuts = {"/f": CONTENT}, 2
+    server.files, server.cuts, server.throttled = {"/f": CONTENT}, 2, 1
     row = imported(dataset, f"https://{server.host}/f")
     assert content_of(row.version, "f") == CONTENT
     half = len(CONTENT) // 2
-    assert [range_ for _path, range_, _validator in server.requests] == [
-        None, f"bytes={half}-", f"bytes={half + half // 2}-",
-    ]  # fmt: skip
+    rest = f"bytes={half + half // 2}-"
+    assert [range_ for _path, range_, _validator in server.requests] == [None, f"bytes={half}-", rest, rest]
 
 
 def test_a_cut_transfer_without_a_validator_starts_again_and_is_given_up_in_the_end(server, dataset):
@@ -166,6 +177,11 @@ def test_a_killed_import_continues_and_an_ended_one_is_not_repeated(server, data
     DatasetImport.objects.update(ended_at=None)  # as if the process had died after it published
     imports.run_import(row)
     assert (dataset.versions.count(), len(server.requests)) == (1, 1)
+    received = imports.start_import(dataset=dataset, user=None, url=f"https://{server.host}/f")
+    imports._path_of(received).write_bytes(CONTENT)
+    DatasetImport.objects.filter(pk=received.pk).update(validator='"1"', size_bytes=len(CONTENT))
+    imports.run_import(received)
+    assert (dataset.versions.count(), len(server.requests)) == (2, 1)
     assert not Allocation.objects.exists()
 
 

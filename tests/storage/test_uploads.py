@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from console.accounts.models import Quota
+from console.accounts.models import Quota, User
 from console.core.errors import NotFound
 from storage import catalog, files, garbage_collection, selectors, uploads
 from storage.models import Allocation, DatasetVersion, Upload
@@ -202,6 +202,7 @@ def test_invalid_requests_are_refused(tus, settings):
         ({}, "purpose"), ({**FILE, "path": ""}, "path"), ({**FILE, "name": "x\0y"}, "Upload-Metadata"),
     ):  # fmt: skip
         assert set(tus.create(1, metadata).json()["fields"]) == {field}
+    assert set(tus.create(1, {"name": "x" * 64}, Upload_Concat="partial").json()["fields"]) == {"name"}
     for header in ("purpose !", "purpose ZA==,purpose ZA=="):
         refused = tus.send("POST", ROOT, Upload_Length=1, Upload_Metadata=header)
         assert set(refused.json()["fields"]) == {"Upload-Metadata"}
@@ -249,6 +250,10 @@ def test_the_first_bytes_may_come_with_the_creation(tus, organization):
     empty = tus.create(0, FILE)
     assert (empty.status_code, stored(organization)) == (201, b"")
     assert tus.state(empty["Location"])["state"] == "complete"
+    too_many = tus.create(len(CODE), FILE, body=CODE + b"x")
+    wrong = tus.create(len(CODE), FILE, body=CODE, Upload_Checksum=checksum(b"x"))
+    assert (error(too_many), error(wrong)) == ((413, "too_large"), (460, "checksum_mismatch"))
+    assert left_over(organization) == ([], [])  # nobody knows the URL of such an upload
 
 
 def test_bytes_with_a_wrong_checksum_are_dropped(tus, organization):
@@ -287,14 +292,16 @@ def test_parts_are_joined_once(tus, organization):
     assert left_over(organization) == ([], [])
 
 
-def test_an_empty_file_arrives_and_is_not_claimed_to_if_its_upload_lost_it(tus, organization):
+def test_an_empty_file_arrives_and_is_not_claimed_to_if_its_upload_lost_it(tus, member, organization):
     parts = [tus.begin(0, {}, Upload_Concat="partial") for _part in range(2)]
     assert tus.create(None, FILE, Upload_Concat="final;" + " ".join(parts)).status_code == 201
     assert stored(organization) == b""
     url = tus.begin(0, {**FILE, "path": "lost.py"})
     Upload.objects.filter(key=url.split("/")[-2]).update(state=Upload.States.RECEIVING)  # as before its end
+    User.objects.filter(pk=member.user_id).update(language="zh-hans")
     garbage_collection.collect()
-    assert tus.state(url)["state"] == "failed"
+    result = tus.state(url)
+    assert (result["state"], result["error"]["message"]) == ("failed", "此上传已结束，请重新开始上传。")
     assert left_over(organization) == ([], [])
 
 
