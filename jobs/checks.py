@@ -49,7 +49,7 @@ PRODUCT = "image-check"
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Largest accepted difference between two nodes' clocks. Metrics and logs are ordered by the clocks, to the second."""
 MAX_TIME = 1e11
-"""Reported times (Unix seconds) must be below this one, which is in the year 5138."""
+"""Reported times (Unix seconds) must be below this one, which is in the year 5138. So infinity is refused."""
 MIN_FREE_BYTES = 1024**3
 """A writable folder with less free space fails its test, because a checkpoint of a common model needs about as much."""
 

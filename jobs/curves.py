@@ -29,6 +29,7 @@ class Better(enum.StrEnum):
     LOWER = "lower"
     HIGHER = "higher"
     UNKNOWN = ""
+    """Empty, so that it counts as false."""
 
 
 LOWER_IS_BETTER = frozenset(

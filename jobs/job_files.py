@@ -160,6 +160,7 @@ def _folder_at(job: Job, path: str) -> JobEntry:
 
 
 def _log_folders(job: Job) -> list[str]:
+    """Return the names of the folders below `logs`, one for each attempt."""
     return [f"attempt-{number}" for number in job.attempts.values_list("number", flat=True)]
 
 

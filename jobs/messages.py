@@ -85,10 +85,10 @@ def end_sentence(
             return _("The notebook was stopped. It was free.")
         return _("The notebook was stopped. You pay for the time it used, at least the minimum charge.")
     if reason in PLATFORM_FAULTS:
-        paid = _(
+        who_pays = _(
             "The last attempt is free. You pay for the time that earlier attempts used, at least the minimum charge."
         )
-        return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else paid)
+        return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else who_pays)
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
     if reason == EndReason.HUNG and is_hang_charged:
@@ -242,8 +242,8 @@ WAITING_SENTENCES: dict[str, Any] = {
     ),
 }
 """Why a job in state STARTING does not run yet, and what to do. The codes are WaitingCodes of the backend, and
-`dispatch.COPYING` and `dispatch.NOT_SUBMITTED` before the run is submitted. `_free_machines_sentence` has those about
-free machines."""
+`dispatch.COPYING` and `dispatch.NOT_SUBMITTED` before the run is submitted. `_free_machines_sentence` builds the
+sentences about free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
         "The cluster is not responding. The run starts when the cluster responds again."
@@ -480,7 +480,7 @@ def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
 
 
 def retry_sentence(data: Mapping[str, Any]) -> str:
-    """Return why a job is retried, and who pays for the last attempt. `data` has the `reason` of its end."""
+    """Return why a job is retried, and who pays for the last attempt. `data` has that attempt's end `reason`."""
     sentences = {
         EndReason.CODE_FAILED: _(
             "The last attempt failed with an error in the code. The run is retried, as you ordered."

@@ -72,6 +72,7 @@ class PricingInputs(TypedDict):
     """The inputs of a price, as arguments of `billing.quotes.price` and `make_quote`."""
 
     purchase: PricedPurchase
+    """The choices that determine the price."""
     estimate: Estimate
     headroom: Decimal
     """The product's: without `max_seconds`, the time limit is the p90 estimate times this."""
