@@ -201,11 +201,11 @@ def counts_by_state(organization: Organization) -> dict[str, int]:
     The SQL is written here, because Django would take longer to build the query than PostgreSQL to run it. The states
     are constants in the SQL, not parameters, so that PostgreSQL's planner knows them.
     """
-    of_state = (
+    count_of_states = (
         "(SELECT count(*) FROM (SELECT FROM jobs_job WHERE organization_id = %s AND state IN ({}) LIMIT {}) jobs)"
     )
     subqueries = [
-        of_state.format(", ".join(f"'{state}'" for state in states), COUNT_LIMIT + 1)
+        count_of_states.format(", ".join(f"'{state}'" for state in states), COUNT_LIMIT + 1)
         for _title, states in STATES.values()
     ]
     with connection.cursor() as cursor:

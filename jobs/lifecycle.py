@@ -101,7 +101,7 @@ def transition(
 ) -> None:
     """Change a job from the state in `job` to `to`, set the columns `fields`, and write the event.
 
-    Raises StaleTransition if `to` may not follow that state, or the row's state is no longer that in `job`.
+    Raises StaleTransition if `to` may not follow that state, or if another process has changed the row's state since.
     """
     current = JobState(job.state)
     if not may_follow(current, to):

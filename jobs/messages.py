@@ -179,7 +179,7 @@ FAILURE_SENTENCES: dict[str, Any] = {
 }
 """The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the codes with several. For the other
 codes, such as RANK_EXITED, `_process_sentence` says how the process ended. An ellipsis replaces a missing value."""
-STEPS = {
+STEP_SENTENCES = {
     "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
@@ -252,7 +252,7 @@ QUEUE_SENTENCES = {
     "packages": gettext_lazy("Installing the packages of the requirements file. Nothing is charged yet."),
 }
 """Why a queued job waits, by the code of `WaitingReason`. `waiting_sentence` builds the sentences with numbers."""
-REFUSALS = {
+REFUSAL_SENTENCES = {
     "script": gettext_lazy("The script is no longer in the workspace."),
     "mounts": gettext_lazy("A folder of the run no longer exists: its workspace or one of its datasets."),
     "from_checkpoint": gettext_lazy(
@@ -317,7 +317,9 @@ def _code_position(data: Mapping[str, Any]) -> str:
 
 def _refusal_sentence(data: Mapping[str, Any]) -> str:
     """Return why the cluster refused the run. `data` has the `field` of InvalidSpec."""
-    return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this with its current settings.")))
+    return str(
+        REFUSAL_SENTENCES.get(str(data.get("field")), _("The cluster can't run this with its current settings."))
+    )
 
 
 def _out_of_memory_sentence(data: Mapping[str, Any]) -> str:
@@ -448,7 +450,7 @@ def starting_sentence(code: str, data: Mapping[str, Any], *, has_cost: bool = Fa
     if code in {WaitingCode.CPUS, WaitingCode.MEMORY, WaitingCode.GPUS}:
         reason = _free_machines_sentence(code, data)
     elif code == WaitingCode.STARTING:
-        reason = str(STEPS.get(str(data.get("step")), _("Capacity is allocated. The nodes are starting.")))
+        reason = str(STEP_SENTENCES.get(str(data.get("step")), _("Capacity is allocated. The nodes are starting.")))
     else:
         reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
             data
