@@ -401,8 +401,8 @@ def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
     """Return why a queued job waits, its place in the queue, and what could start now instead.
 
-    `code` and `data` are those of `waiting.WaitingReason`. `nodes` is what the job needs, `spec` the title of its node
-    spec, `ahead` the number of jobs before it.
+    `code` and `data` are those of `waiting.WaitingReason`. `nodes` is the number of nodes that the job needs to start,
+    `spec` the title of its node spec, `ahead` the number of jobs before it.
     """
     place_in_queue = _("You're next in the queue.")
     if ahead:
