@@ -281,7 +281,7 @@ def failure_sentence(failure: Mapping[str, Any]) -> str:
 
 
 def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
-    """Return how a rank's process ended; empty if no process has failed. `process` has rank and node."""
+    """Return how a rank's process or a node ended; empty if neither is known. `process` has rank and node."""
     if process["rank"] is not None and failure.get("signal"):
         return _("Rank %(rank)s on node %(node)s was killed by %(signal)s.") % {**process, "signal": failure["signal"]}
     if process["rank"] is not None and failure.get("exit_code") is not None:
@@ -289,6 +289,11 @@ def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) ->
             **process,
             "code": failure["exit_code"],
         }
+    # On Kubernetes, a container may end without a record that names the rank.
+    is_exit_of_node = failure.get("code") == FailureCode.RANK_EXITED and process["node"] is not None
+    if is_exit_of_node and failure.get("exit_code") is not None:
+        sentence = _("Node %(node)s ended with exit code %(code)s and left no record. The end of the log may show why.")
+        return sentence % {"node": process["node"], "code": failure["exit_code"]}
     return ""
 
 
