@@ -193,7 +193,8 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     ranks = min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)  # the ranks that this attempt has
     reports = {}
     with (
-        # The settings no longer name the cluster; or there is no such folder, or the run's code replaced it by a link.
+        # RuntimeFault: the settings no longer name the cluster. The other two: the folder is missing, or the run's code
+        # replaced it by a link.
         contextlib.suppress(RuntimeFault, OSError, StorageError),
         # `run` is the RUN_DIR of the ranks, in which `smoke.py` creates `check`.
         open_folder(root=cluster(attempt.backend).run_folder(attempt.run_name), parts=("run", "check")) as folder,

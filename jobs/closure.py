@@ -197,7 +197,7 @@ def announce() -> int:
 
 
 def _complete(closure: Closure) -> str:
-    """Complete a closure. Return why it must wait, as sentences; an empty string if it was completed."""
+    """Complete a closure. Return the sentences that say why it must wait; empty if it was completed."""
     organization = closure.organization
     # With these quotas no more jobs can be ordered. Nothing can be stored, not even by an import or upload in progress.
     no_storage = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)

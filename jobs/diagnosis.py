@@ -888,7 +888,7 @@ def _lines(log: str) -> list[str]:
 
 
 def _last_block(lines: list[str]) -> list[str]:
-    """Return the lines from the last traceback on. If it is chained to the traceback before it, begin with that one.
+    """Return the lines from the last traceback on, or from the traceback before it if Python chained the two.
 
     Without a traceback, return the last MAX_BLOCK_LINES lines.
     """
@@ -915,7 +915,7 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
             printed_line, after_frame = line, False
     if evidence.exception:
         reported = f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
-        # If it is the same exception, prefer the printed line: it has the type's module and more of the message.
+        # A printed line of the same exception is preferred: it has the type's module and more of the message.
         return printed_line if evidence.exception.rpartition(".")[2] in printed_line else reported[:MAX_LINE_LENGTH]
     return printed_line
 

@@ -95,7 +95,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
 def _has_bought(order: Order, asked: Mapping[str, Any]) -> bool:
     """Return whether the order is a free estimate of this purchase, given as `Purchase.to_json` returns it.
 
-    The order of a paid run names its quote. A free estimate has no quote before it is ordered, so its choices count.
+    A request for a paid run names a quote. A request for a free estimate has only choices, so these are compared.
     """
     stored = order.quote.purchase
     if FREE_ESTIMATE_MARK not in stored:

@@ -566,7 +566,7 @@ class Attempt(models.Model):
 
     @property
     def current_nodes(self) -> int:
-        """Return the number of nodes on which the run is now, or was at its end; before its start, those granted."""
+        """Return on how many nodes the run is now, or was at its end. Before its start: how many were granted."""
         return int(self.spans[-1]["nodes"]) if self.spans else self.granted_nodes
 
 

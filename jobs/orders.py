@@ -226,7 +226,7 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
 def _write_training_order(
     membership: Membership, quote: Quote, purchase: Purchase, key: str, original: Job | None
 ) -> Order:
-    """Write the order of a training. `original` is the job that it repeats exactly, and whose script it runs."""
+    """Write the order of a training. `original`: the job that the training repeats exactly, with its stored script."""
     organization = membership.organization
     script = None if original else read_purchased_script(purchase)
     with transaction.atomic():
