@@ -31,7 +31,7 @@ from console.accounts.roles import Capability, Role
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
 from console.notifications.models import Notification, Webhook
 from jobs import results
-from jobs.models import Job, MetricPoint, Sweep
+from jobs.models import Job, MetricPoint, ScriptSnapshot, Sweep
 from jobs.states import OPEN
 from storage import images, recycle_bin, registries, retention, secret_store
 from storage import selectors as storage
@@ -232,6 +232,8 @@ def _delete_data(organization: Organization) -> None:
         results.remove(job=job, user=None)
         results.discard_count(job.pk)
     MetricPoint.objects.filter(job__organization=organization).delete()
+    # The rows stay, because jobs refer to them.
+    ScriptSnapshot.objects.filter(organization=organization).update(content=None)
     for dataset in storage.datasets_for(organization):
         retention.delete_dataset(dataset=dataset)
     for model in storage.models_for(organization):

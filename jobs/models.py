@@ -102,7 +102,7 @@ class ScriptSnapshot(models.Model):
     sha256 = models.CharField(max_length=64)
     size_bytes = models.PositiveBigIntegerField()
     content = models.BinaryField(null=True)
-    """The script's bytes; None if there are more than `storage.files.TEXT_LIMIT`."""
+    """The script's bytes; None if there are more than `storage.files.TEXT_LIMIT`, or the organization was closed."""
 
     class Meta:
         verbose_name = _("script snapshot")
