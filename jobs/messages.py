@@ -421,15 +421,27 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
             _("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue
         )
     if code == "quota":
-        return _(
-            "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
-            "more. It starts when one of your other runs ends."
-        ) % {"running": data.get("running", 0), "most": data.get("most", 0), "nodes": nodes}
+        return _quota_sentence(int(data.get("running", 0)), int(data.get("most", 0)), nodes)
     if code in QUEUE_SENTENCES:
         return str(QUEUE_SENTENCES[code]) % data
     if code in {"retry", "backoff"}:
         return join_sentences(retry_sentence(data), _retry_time_sentence(data) or place_in_queue)
     return _("It starts shortly.") if ahead == 0 else place_in_queue
+
+
+def _quota_sentence(running: int, most: int, nodes: int) -> str:
+    """Return the sentence for a job that needs `nodes` nodes, of an organization that runs `running` of `most`."""
+    if most < nodes:  # an administrator has lowered the quota since the order
+        sentence = _(
+            "Your organization can run at most %(most)d nodes at once, and this run needs %(nodes)d. Ask the "
+            "administrator to raise the limit, or cancel the run at no further cost."
+        )
+    else:
+        sentence = _(
+            "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
+            "more. It starts when one of your other runs ends."
+        )
+    return sentence % {"running": running, "most": most, "nodes": nodes}
 
 
 def unanswered_sentence() -> str:
