@@ -197,9 +197,9 @@ def _release(capacity: Capacity, load: Load) -> Capacity:
 
 
 def _load(job: Job, now: datetime) -> Load:
-    """Return the load of an open job: for its estimated time if it is queued, else for the rest of that time.
+    """Return the load of an open job: for the job's estimated time if it is queued, else for what is left of that time.
 
-    It never lasts longer than until the job's deadline.
+    The load ends at the job's deadline at the latest.
     """
     seconds = float(job.deadline_seconds)
     if not job.is_notebook:  # the estimate in a notebook's quote does not include its extensions

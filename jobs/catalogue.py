@@ -64,7 +64,7 @@ SPECS = (
 )
 GPU_HOURLY = Decimal(400)
 GPU_FIXED_EPOCH = Decimal(4)
-"""Prices of one GPU node in minor units. Like all prices here, they are examples to be changed."""
+"""Prices of one GPU node in minor units, per hour and per epoch. Like all prices here, they are examples to change."""
 DISCOUNT_FROM_NODES = 4
 DISCOUNT_FACTOR = Decimal("0.9")
 """Runs on at least DISCOUNT_FROM_NODES nodes pay DISCOUNT_FACTOR times the price per hour."""

@@ -117,15 +117,18 @@ def discard_copy(attempt: Attempt) -> None:
     Does nothing for later attempts, whose folder may have checkpoints of the job itself.
     """
     if attempt.number == 1 and Job.objects.filter(pk=attempt.job_id).exclude(checkpoints_copied_at=None).exists():
-        # The mark goes last: by it, `finish_discard` and `results.delete_unused_copies` find what an interrupted call
-        # has left.
+        # `checkpoints_copied_at` is cleared last: by it, `finish_discard` and `results.delete_unused_copies` find what
+        # an interrupted call has left.
         results.discard_count(attempt.job_id)
         cluster(attempt.backend).delete_shared(results.checkpoint_key(attempt.job_id))
         Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
 
 
 def finish_discard(attempt: Attempt) -> None:
-    """Delete the rest of a copy if a call of `discard_copy` was interrupted: such a copy is marked, but not counted."""
+    """Delete the rest of a copy if a call of `discard_copy` was interrupted.
+
+    Such a copy is not counted any more, but its job still has `checkpoints_copied_at`.
+    """
     if attempt.job.from_checkpoint_id is not None and not results.is_counted(attempt.job_id):
         discard_copy(attempt)
 

@@ -49,7 +49,7 @@ PRODUCT = "image-check"
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Largest accepted difference between two nodes' clocks. Metrics and logs are ordered by the clocks, to the second."""
 MAX_TIME = 1e11
-"""Reported times (Unix seconds) must be below this one, which is in the year 5138."""
+"""Reported times (Unix seconds) must be below this one, which is in the year 5138. So infinity is refused."""
 MIN_FREE_BYTES = 1024**3
 """A writable folder with less free space fails its test, because a checkpoint of a common model needs about as much."""
 
@@ -200,7 +200,8 @@ def _reports(job: Job) -> dict[int, list[dict[str, Any]]]:
     ranks = min(MAX_RANKS, attempt.granted_nodes * job.workers_per_node)  # the ranks that this attempt has
     reports = {}
     with (
-        # The settings no longer name the cluster; or there is no such folder, or the run's code replaced it by a link.
+        # RuntimeFault: the settings no longer name the cluster. The other two: the folder is missing, or the run's code
+        # replaced it by a link.
         contextlib.suppress(RuntimeFault, OSError, StorageError),
         # `run` is the RUN_DIR of the ranks, in which `smoke.py` creates `check`.
         open_folder(root=cluster(attempt.backend).run_folder(attempt.run_name), parts=("run", "check")) as folder,

@@ -31,7 +31,7 @@ from console.accounts.roles import Capability, Role
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
 from console.notifications.models import Notification, Webhook
 from jobs import results
-from jobs.models import Job, MetricPoint, Sweep
+from jobs.models import Job, MetricPoint, ScriptSnapshot, Sweep
 from jobs.states import OPEN
 from storage import images, recycle_bin, registries, retention, secret_store
 from storage import selectors as storage
@@ -197,7 +197,7 @@ def announce() -> int:
 
 
 def _complete(closure: Closure) -> str:
-    """Complete a closure. Return why it must wait, as sentences; an empty string if it was completed."""
+    """Complete a closure. Return the sentences that say why it must wait; empty if it was completed."""
     organization = closure.organization
     # With these quotas no more jobs can be ordered. Nothing can be stored, not even by an import or upload in progress.
     no_storage = dict.fromkeys(("max_storage_bytes", "max_files", "max_datasets", "max_workspaces", "max_models"), 0)
@@ -232,6 +232,8 @@ def _delete_data(organization: Organization) -> None:
         results.remove(job=job, user=None)
         results.discard_count(job.pk)
     MetricPoint.objects.filter(job__organization=organization).delete()
+    # The rows stay, because jobs refer to them.
+    ScriptSnapshot.objects.filter(organization=organization).update(content=None)
     for dataset in storage.datasets_for(organization):
         retention.delete_dataset(dataset=dataset)
     for model in storage.models_for(organization):

@@ -96,7 +96,10 @@ class _Comparer:
         if nodes == self._purchase.nodes:
             alternative = self._quoted()
         else:
-            alternative = self._alternative(self._purchase.node_spec, {"nodes": nodes}, self._history)
+            # If an elastic run's minimum is more than these nodes, all of them are needed.
+            min_nodes = min(self._purchase.fault_tolerance.min_nodes, nodes)
+            changes = {"nodes": nodes, "min_nodes": min_nodes}
+            alternative = self._alternative(self._purchase.node_spec, changes, self._history)
         if alternative.figures is None:
             return alternative
         efficiency = _efficiency(self._one_node, alternative.figures.estimate, nodes)
@@ -121,7 +124,7 @@ class _Comparer:
             purchase.workers_per_node,
             is_quoted=True,
             figures=Figures(quote.p50_minor, quote.p90_minor, quote.ceiling_minor, quote.deadline_seconds, quote.basis),
-            start=self._forecast.start(purchase.node_spec, purchase.nodes),
+            start=self._start(purchase),
         )
 
     def _alternative(self, spec: NodeSpec, changes: Mapping[str, Any], history: History | None) -> Alternative:
@@ -135,7 +138,11 @@ class _Comparer:
         except CustomerError as error:
             return replace(alternative, refusal=_refusal(error))
         figures = Figures(offer.p50_minor, offer.p90_minor, offer.ceiling_minor, offer.deadline_seconds, vars(estimate))
-        return replace(alternative, figures=figures, start=self._forecast.start(spec, nodes))
+        return replace(alternative, figures=figures, start=self._start(purchase))
+
+    def _start(self, purchase: Purchase) -> StartForecast:
+        """Return when the run could start. An elastic one needs only its minimum nodes."""
+        return self._forecast.start(purchase.node_spec, purchase.fault_tolerance.min_nodes or purchase.nodes)
 
 
 def _parse_purchase(quote: Quote, changes: Mapping[str, Any], original: Job | None) -> Purchase:

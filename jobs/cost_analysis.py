@@ -156,10 +156,13 @@ class CostOfValue:
 
     job: Job
     best: float
+    """The curve's best value."""
     best_minor: float
+    """The cost until that value."""
     reached_minor: float | None
-    """None: the run did not reach the target."""
+    """The cost until the target; None if the run did not reach it."""
     reached_seconds: float | None
+    """The time until the target, from the job's first start."""
 
 
 def comparable_jobs(job: Job, limit: int) -> list[Job]:

@@ -29,6 +29,7 @@ class Better(enum.StrEnum):
     LOWER = "lower"
     HIGHER = "higher"
     UNKNOWN = ""
+    """Empty, so that it counts as false."""
 
 
 LOWER_IS_BETTER = frozenset(
@@ -55,7 +56,7 @@ def better(name: str) -> Better:
 
 
 class Spending:
-    """The cost of a job's node time up to any moment: its billed node-seconds at the price of its quote.
+    """The cost of a job's node time up to any moment: the node-seconds billed until then, at the quote's price.
 
     The minimum charge and the price of completed epochs are left out, because they do not grow with time. The cost
     never exceeds the ceiling. A free run costs 0.

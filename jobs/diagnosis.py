@@ -1,8 +1,8 @@
 """Diagnose why a run failed, from how it ended and the end of the failing rank's output. Pure.
 
 `CAUSES` is the table of known causes. `diagnose` returns the first cause that matches, the innermost frame of the
-customer's own code, and the kind of fix. Customers' code wrote all input, and could be hostile. The size of the
-input is therefore limited here, each pattern takes time linear in it, and quotes from it are short.
+customer's own code, and the kind of fix. Customers' code wrote all input and may be hostile. So this module limits
+the size of the input, each pattern takes linear time, and quotes are short.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MAX_LOG_LENGTH = 32 * 1024
 MAX_LINE_LENGTH = 2000
 """Characters of a line that are searched. Only progress bars and minified sources have longer lines."""
 MAX_BLOCK_LINES = 60
-"""Lines at the end of output without a traceback that are searched. Earlier lines rarely belong to the failure."""
+"""If the output has no traceback, only this many lines at its end are searched. Earlier ones rarely belong to the
+failure."""
 MAX_VALUE_LENGTH = 160
 """Characters of a value that is quoted from the output: about two lines on the page."""
 
@@ -99,7 +100,8 @@ class Cause:
 
     It matches a run that ended with one of `reasons`, `codes` or `signals`, or whose output matches one of `patterns`.
     `context` is a further pattern: if it is not empty, a match of `patterns` counts only if the searched lines also
-    contain `context`. The named groups of a pattern are the values that `title` and `advice` contain.
+    contain `context`. The named groups of a pattern are the values that `title` and `advice` contain. `compiled` has
+    the compiled `patterns`.
     """
 
     name: str
@@ -167,8 +169,8 @@ PACKAGE_BY_MODULE = {
 """The package that contains a module, by the name of the module, where the two names differ."""
 
 CAUSES: tuple[Cause, ...] = (
-    # Causes that the end of the run shows. `_match` compares all reasons and codes before any output, because output
-    # is less reliable.
+    # Most of these causes are known from how the run ended. `_match` compares all reasons and codes before any output,
+    # because output is less reliable.
     Cause(
         "out_of_memory",
         gettext_lazy("The node ran out of memory."),
@@ -842,7 +844,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     lines = _lines(evidence.log)
     block = _last_block(lines)
     headline = _headline(evidence, block)
-    frame = _own_frame(block) or _reported_frame(evidence)
+    frame = _own_frame(block) or _reported_frame(evidence)  # only the printed frame has the source of the line
     cause, values = _match(evidence, headline, "\n".join(block))
     values |= {
         "exception": _short(headline or evidence.exception or "…"),
@@ -886,7 +888,7 @@ def _lines(log: str) -> list[str]:
 
 
 def _last_block(lines: list[str]) -> list[str]:
-    """Return the lines from the last traceback on. If it is chained to the traceback before it, begin with that one.
+    """Return the lines from the last traceback on, or from the traceback before it if Python chained the two.
 
     Without a traceback, return the last MAX_BLOCK_LINES lines.
     """
@@ -913,7 +915,7 @@ def _headline(evidence: Evidence, block: list[str]) -> str:
             printed_line, after_frame = line, False
     if evidence.exception:
         reported = f"{evidence.exception}: {evidence.message}" if evidence.message else evidence.exception
-        # If it is the same exception, prefer the printed line: it has the type's module and more of the message.
+        # A printed line of the same exception is preferred: it has the type's module and more of the message.
         return printed_line if evidence.exception.rpartition(".")[2] in printed_line else reported[:MAX_LINE_LENGTH]
     return printed_line
 

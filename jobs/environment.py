@@ -23,8 +23,8 @@ MAX_QUOTED_LENGTH = 100
 """Characters of a customer's text that an error message repeats: enough to recognize it."""
 MAX_CONTRACT_LENGTH = 256
 """Bytes that are assumed for the value of a variable of the environment contract. The value is not known before
-the run. Real ones, such as paths and addresses, are shorter. `MAX_CONTRACT_LENGTHS` has the exceptions."""
-MAX_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
+the run. Real ones, such as paths and addresses, are shorter. `LONGER_CONTRACT_LENGTHS` has the exceptions."""
+LONGER_CONTRACT_LENGTHS = {"DATASETS": 6400, "MODELS": 6400}
 """These variables are lists of up to 100 names. 64 characters are assumed for each: a name has at most 63, and the
 comma after it is one more."""
 
@@ -36,15 +36,15 @@ class EnvironmentField(FormField, serializers.DictField):
 
     def to_internal_value(self, data: Any) -> dict[str, str]:
         """Return the variables. Raises ValidationError."""
-        given = _parse_lines(data) if isinstance(data, str) else data
-        if not isinstance(given, Mapping):
+        entries = _parse_lines(data) if isinstance(data, str) else data
+        if not isinstance(entries, Mapping):
             raise ValidationError(_("The environment must be an object of names and values."))
-        if len(given) > environment.MAX_VARIABLES:
+        if len(entries) > environment.MAX_VARIABLES:
             raise ValidationError(
                 _("Set at most %(most)d environment variables.") % {"most": environment.MAX_VARIABLES}
             )
         values = {}
-        for name, value in given.items():
+        for name, value in entries.items():
             check_name(name)
             # A bool is an int in Python, but `str` gives "True" where JSON has "true".
             if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -106,7 +106,7 @@ def check_references(arguments: Collection[str], *, own: Mapping[str, str], secr
             if name not in environment.CONTRACT and name not in own:
                 sentence = _("The variable %(name)s in the arguments is unknown. Write $$ for a dollar sign.")
                 raise ValidationError(sentence % {"name": name[:MAX_QUOTED_LENGTH]})
-            length += len(own.get(name, "").encode()) or MAX_CONTRACT_LENGTHS.get(name, MAX_CONTRACT_LENGTH)
+            length += len(own.get(name, "").encode()) or LONGER_CONTRACT_LENGTHS.get(name, MAX_CONTRACT_LENGTH)
     if length > MAX_EXPANDED_BYTES:
         raise ValidationError(_("The arguments are too long with the values of their variables."))
 

@@ -390,7 +390,7 @@ def outcome(job: Job) -> EstimateOutcome | None:
     """Compare a job, loaded with its quote, with its estimate; None if it did not complete."""
     if job.state != JobState.SUCCEEDED or job.started_at is None or job.finished_at is None:
         return None
-    basis = job.order.quote.basis
+    basis = job.order.quote.basis  # the estimate, as the quote stores it
     return EstimateOutcome(
         job=job,
         source=str(basis.get("source", "")),

@@ -46,7 +46,7 @@ DT_FLOAT, DT_DOUBLE = 1, 2
 
 @dataclass(frozen=True)
 class Scalar:
-    """One point of a curve, which event files call a tag. `folder` is relative to the log folder.
+    """One point of a curve. Event files call the curve's name its tag. `folder` is relative to the log folder.
 
     `wall_time` is in Unix seconds.
     """

@@ -35,7 +35,7 @@ def jobs_csv(jobs: Iterable[Any]) -> Iterator[str]:
                 str(job.nodes),
                 escape_formula(job.placed_by_email or ""),
                 escape_formula(" ".join(job.tags)),
-                # A retry leaves `queued_at` as it is: it is the time of the order.
+                # `queued_at` is the time of the order, since a retry does not change it.
                 *(_text(at) for at in (job.queued_at, job.started_at, job.finished_at)),
                 f"{to_major(job.metered_minor, job.currency):f}",  # `charges.settle` sets it to the charge
                 f"{to_major(job.ceiling_minor, job.currency):f}",

@@ -7,6 +7,7 @@ reading of the log.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import redis
 from django.core.cache import cache
 
 from billing import selectors as billing
@@ -112,7 +114,9 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
     `attempt` is None if no attempt has a failure, for example because the packages could not be installed.
     """
     key = f"diagnosis-{job.pk}-{attempt.number if attempt else 0}"
-    cached = cache.get(key)
+    cached = None
+    with contextlib.suppress(redis.RedisError):  # without Redis, the log is read again
+        cached = cache.get(key)
     # Another version of the console may have cached it, with a cause that this version does not have.
     if isinstance(cached, Diagnosis) and cached.cause in CAUSES_BY_NAME:
         return cached
@@ -123,7 +127,8 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
         log = selectors.log(job, failure["rank"], -LOG_BYTES, attempt.number, limit=LOG_BYTES).text
     diagnosis = diagnose(evidence_of(job.reason, failure, log))
     if log or not has_log:  # an empty log may only mean that the cluster does not answer now
-        cache.set(key, diagnosis, CACHE_SECONDS)
+        with contextlib.suppress(redis.RedisError):
+            cache.set(key, diagnosis, CACHE_SECONDS)
     return diagnosis
 
 

@@ -54,7 +54,7 @@ class FormSerializer(serializers.Serializer[Any]):
 
 
 class FormField(serializers.Field[Any, Any, Any, Any]):
-    """Base of the fields. The default replaces a missing, null or empty value; without a default that is an error."""
+    """Base of the fields. The default replaces a missing, null or empty value. Without a default, it is an error."""
 
     def run_validation(self, data: Any = empty) -> Any:
         """Return the valid value. Raises ValidationError."""

@@ -28,7 +28,7 @@ from jobs.purchase import FREE_ESTIMATE_MARK, MEASURED, parse, purchase_data
 MAX_SECONDS = 60
 """Time limit of a free estimate: enough for the first epoch of a small training, too short for useful training."""
 _RESOLVED_FIELDS = frozenset({"dataset_versions", "resolved_datasets", "model_versions", "resolved_models"})
-"""Fields of a stored purchase that also depend on when it was ordered: "the latest version" is another one later."""
+"""Fields of a stored purchase that the same choices may fill differently later: a new version may be the latest one."""
 IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
 """Sources of estimates (`Quote.basis`) that no measurement supports. A free estimate can improve only these."""
 
@@ -36,13 +36,14 @@ IMPROVABLE_SOURCES = frozenset({"reference", "customer"})
 def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idempotency_key: str = "") -> Order:
     """Order a free estimate of the purchase in `data` (the API's field names). `nodes` may be missing.
 
-    Raises ServiceInactive, NoWallet, InvalidInput, QuotaExceeded. A repeated key returns the same order, also if its
-    data have newer versions since; raises IdempotencyConflict if the key bought something else.
+    A repeated key returns the same order, even if its datasets or models have newer versions since. Raises
+    ServiceInactive, NoWallet, InvalidInput, QuotaExceeded, and IdempotencyConflict if the key bought something else.
     """
     organization = membership.organization
     require_active(organization=organization)
     # `uses_given_versions`, because pages send the purchase of a quote: the run must read the same dataset versions.
     measured = parse(organization=organization, data={"nodes": 1, **data}, uses_given_versions=True)
+    # What runs instead of the measured purchase: the same, within the limits of a free estimate.
     purchase = replace(
         measured,
         nodes=1,
@@ -94,7 +95,7 @@ def order_free_estimate(*, membership: Membership, data: Mapping[str, Any], idem
 def _has_bought(order: Order, asked: Mapping[str, Any]) -> bool:
     """Return whether the order is a free estimate of this purchase, given as `Purchase.to_json` returns it.
 
-    The order of a paid run names its quote. A free estimate has no quote before it is ordered, so its choices count.
+    A request for a paid run names a quote. A request for a free estimate has only choices, so these are compared.
     """
     stored = order.quote.purchase
     if FREE_ESTIMATE_MARK not in stored:

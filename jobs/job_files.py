@@ -99,9 +99,14 @@ def list_files(job: Job, path: str = "", *, limit: int, after: str = "") -> Entr
     if parts == ("logs",):
         return EntryPage(tuple(_folder_at(job, f"logs/{name}") for name in _log_folders(job)))
     try:
-        root, below = resolve(job, path)
+        location = resolve(job, path)
         listing = files.list_folder(
-            root=root, path=below, limit=limit, after=after, folders_first=True, is_listed=_filter_of(parts)
+            root=location.root,
+            path=location.path,
+            limit=limit,
+            after=after,
+            folders_first=True,
+            is_listed=_filter_of(parts),
         )
     except FileMissing:
         if len(parts) > 1:
@@ -118,8 +123,8 @@ def read(job: Job, path: str) -> files.OpenFile:
     """Open a file of the job. Raises FileMissing, UnsafePath, WrongKind, Unreadable, ClusterUnavailable."""
     if not split_path(path) or path.strip("/") == "logs":
         raise WrongKind
-    root, below = resolve(job, path)
-    return files.read(root=root, path=below)
+    location = resolve(job, path)
+    return files.read(root=location.root, path=location.path)
 
 
 def archive_sources(job: Job, path: str = "") -> list[Source]:
@@ -142,8 +147,8 @@ def archive_sources(job: Job, path: str = "") -> list[Source]:
 
 def _source(job: Job, path: str, *, name: str) -> Source:
     """Return an archive's source for a path of the job. `name` is its name in the archive."""
-    root, below = resolve(job, path)
-    return Source(root, below, name, _filter_of(split_path(path)))
+    location = resolve(job, path)
+    return Source(location.root, location.path, name, _filter_of(split_path(path)))
 
 
 def _folder_at(job: Job, path: str) -> JobEntry:
@@ -152,14 +157,15 @@ def _folder_at(job: Job, path: str) -> JobEntry:
         times = (_folder_at(job, f"logs/{name}").modified for name in _log_folders(job))
         return JobEntry(path, Kind.FOLDER, 0, max(filter(None, times), default=None))
     try:
-        root, below = resolve(job, path)
-        modified = files.stat(root=root, path=below).modified
+        location = resolve(job, path)
+        modified = files.stat(root=location.root, path=location.path).modified
     except FileMissing:
         modified = None
     return JobEntry(path, Kind.FOLDER, size=0, modified=modified)
 
 
 def _log_folders(job: Job) -> list[str]:
+    """Return the names of the folders below `logs`, one for each attempt."""
     return [f"attempt-{number}" for number in job.attempts.values_list("number", flat=True)]
 
 

@@ -86,8 +86,8 @@ class JobSearch:
         values = {
             name: text for name, text in values.items() if is_storable_text(text) and len(text) <= MAX_TEXT_LENGTH
         }
-        for name, known in (("state", STATES), ("sort", SORT_ORDERS)):
-            if values.get(name) not in known:
+        for name, choices in (("state", STATES), ("sort", SORT_ORDERS)):
+            if values.get(name) not in choices:
                 values.pop(name, None)
         for name in ("since", "until"):
             if values.get(name) and _day(values[name]) is None:
@@ -201,15 +201,15 @@ def counts_by_state(organization: Organization) -> dict[str, int]:
     The SQL is written here, because Django would take longer to build the query than PostgreSQL to run it. The states
     are constants in the SQL, not parameters, so that PostgreSQL's planner knows them.
     """
-    of_state = (
+    count_of_states = (
         "(SELECT count(*) FROM (SELECT FROM jobs_job WHERE organization_id = %s AND state IN ({}) LIMIT {}) jobs)"
     )
-    counted = [
-        of_state.format(", ".join(f"'{state}'" for state in states), COUNT_LIMIT + 1)
+    subqueries = [
+        count_of_states.format(", ".join(f"'{state}'" for state in states), COUNT_LIMIT + 1)
         for _title, states in STATES.values()
     ]
     with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(counted)}", [organization.pk] * len(counted))
+        cursor.execute(f"SELECT {', '.join(subqueries)}", [organization.pk] * len(subqueries))
         return dict(zip(STATES, cursor.fetchone(), strict=True))
 
 
@@ -318,7 +318,7 @@ def _indexed_filter(organization: Organization, search: JobSearch) -> Q:
 
 
 def _windowed_filter(search: JobSearch) -> Q:
-    """Return the filter by name and tag; false if the search has neither."""
+    """Return the filter by name and tag; an empty one, which is false, if the search has neither."""
     condition = Q()
     if search.q:
         condition &= Q(name__icontains=search.q)

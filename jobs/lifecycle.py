@@ -34,8 +34,8 @@ from jobs.states import (
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
-"""After this many platform faults a job ends, free of charge: a fourth attempt rarely cures a repeated fault. Failed
-placements (MAX_FAILED_PLACEMENTS) and moves by an administrator do not count."""
+"""After this many platform faults, whose attempts are free, a job ends: a fourth attempt rarely cures a repeated fault.
+Failed placements (MAX_FAILED_PLACEMENTS) and moves by an administrator do not count."""
 OBSERVED_COLUMNS = ("nodes", "started_at", "spans", "progress_at", "checkpoint_at", "restarts")
 """Columns of Attempt that are copied from the backend's RunStatus."""
 MIN_RETRY_SECONDS = 30
@@ -43,7 +43,7 @@ MIN_RETRY_SECONDS = 30
 MAX_BACKOFF = timedelta(hours=6)
 """Longest wait before a retry. The wait in the order doubles with each retry."""
 MAX_FAILED_PLACEMENTS = 12
-"""After this many attempts that end with NO_CAPACITY, a job ends free of charge. An attempt ends so if the cluster can
+"""After this many attempts that end with NO_CAPACITY, which are free, a job ends. An attempt ends so if the cluster can
 place only some of its nodes. With the waits below, twelve take about two hours, in which most clusters free nodes."""
 PLACEMENT_BACKOFF = timedelta(seconds=30)
 """Wait after the first failed placement. It doubles after each further one."""
@@ -101,7 +101,7 @@ def transition(
 ) -> None:
     """Change a job from the state in `job` to `to`, set the columns `fields`, and write the event.
 
-    Raises StaleTransition if `to` may not follow that state, or the row's state is no longer that in `job`.
+    Raises StaleTransition if `to` may not follow that state, or if another process has changed the row's state since.
     """
     current = JobState(job.state)
     if not may_follow(current, to):

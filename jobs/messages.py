@@ -85,10 +85,10 @@ def end_sentence(
             return _("The notebook was stopped. It was free.")
         return _("The notebook was stopped. You pay for the time it used, at least the minimum charge.")
     if reason in PLATFORM_FAULTS:
-        paid = _(
+        who_pays = _(
             "The last attempt is free. You pay for the time that earlier attempts used, at least the minimum charge."
         )
-        return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else paid)
+        return join_sentences(str(END_SENTENCES[EndReason(reason)]), _("The run is free.") if is_free else who_pays)
     if is_free and reason in FREE_END_SENTENCES:
         return str(FREE_END_SENTENCES[EndReason(reason)])
     if reason == EndReason.HUNG and is_hang_charged:
@@ -179,7 +179,7 @@ FAILURE_SENTENCES: dict[str, Any] = {
 }
 """The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the codes with several. For the other
 codes, such as RANK_EXITED, `_process_sentence` says how the process ended. An ellipsis replaces a missing value."""
-STEPS = {
+STEP_SENTENCES = {
     "image": gettext_lazy("The image is being pulled and unpacked. This time is free."),
     "place": gettext_lazy("The cluster is assigning machines to the nodes."),
     "container": gettext_lazy("The nodes are pulling the image and starting their containers."),
@@ -246,8 +246,8 @@ WAITING_SENTENCES: dict[str, Any] = {
     ),
 }
 """Why a job in state STARTING does not run yet, and what to do. The codes are WaitingCodes of the backend, and
-`dispatch.COPYING` and `dispatch.NOT_SUBMITTED` before the run is submitted. `_free_machines_sentence` has those about
-free machines."""
+`dispatch.COPYING` and `dispatch.NOT_SUBMITTED` before the run is submitted. `_free_machines_sentence` builds the
+sentences about free machines."""
 QUEUE_SENTENCES = {
     "backend_unavailable": gettext_lazy(
         "The cluster is not responding. The run starts when the cluster responds again."
@@ -256,7 +256,7 @@ QUEUE_SENTENCES = {
     "packages": gettext_lazy("Installing the packages of the requirements file. Nothing is charged yet."),
 }
 """Why a queued job waits, by the code of `WaitingReason`. `waiting_sentence` builds the sentences with numbers."""
-REFUSALS = {
+REFUSAL_SENTENCES = {
     "script": gettext_lazy("The script is no longer in the workspace."),
     "mounts": gettext_lazy("A folder of the run no longer exists: its workspace or one of its datasets."),
     "from_checkpoint": gettext_lazy(
@@ -285,7 +285,7 @@ def failure_sentence(failure: Mapping[str, Any]) -> str:
 
 
 def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) -> str:
-    """Return how a rank's process ended; empty if no process has failed. `process` has rank and node."""
+    """Return how a rank's process or a node ended; empty if neither is known. `process` has rank and node."""
     if process["rank"] is not None and failure.get("signal"):
         return _("Rank %(rank)s on node %(node)s was killed by %(signal)s.") % {**process, "signal": failure["signal"]}
     if process["rank"] is not None and failure.get("exit_code") is not None:
@@ -293,6 +293,11 @@ def _process_sentence(process: Mapping[str, Any], failure: Mapping[str, Any]) ->
             **process,
             "code": failure["exit_code"],
         }
+    # On Kubernetes, a container may end without a record that names the rank.
+    is_exit_of_node = failure.get("code") == FailureCode.RANK_EXITED and process["node"] is not None
+    if is_exit_of_node and failure.get("exit_code") is not None:
+        sentence = _("Node %(node)s ended with exit code %(code)s and left no record. The end of the log may show why.")
+        return sentence % {"node": process["node"], "code": failure["exit_code"]}
     return ""
 
 
@@ -321,7 +326,9 @@ def _code_position(data: Mapping[str, Any]) -> str:
 
 def _refusal_sentence(data: Mapping[str, Any]) -> str:
     """Return why the cluster refused the run. `data` has the `field` of InvalidSpec."""
-    return str(REFUSALS.get(str(data.get("field")), _("The cluster can't run this with its current settings.")))
+    return str(
+        REFUSAL_SENTENCES.get(str(data.get("field")), _("The cluster can't run this with its current settings."))
+    )
 
 
 def _out_of_memory_sentence(data: Mapping[str, Any]) -> str:
@@ -403,8 +410,8 @@ def terms_sentences(purchase: Mapping[str, Any]) -> list[str]:
 def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: str, ahead: int) -> str:
     """Return why a queued job waits, its place in the queue, and what could start now instead.
 
-    `code` and `data` are those of `waiting.WaitingReason`. `nodes` is what the job needs, `spec` the title of its node
-    spec, `ahead` the number of jobs before it.
+    `code` and `data` are those of `waiting.WaitingReason`. `nodes` is the number of nodes that the job needs to start,
+    `spec` the title of its node spec, `ahead` the number of jobs before it.
     """
     place_in_queue = _("You're next in the queue.")
     if ahead:
@@ -418,15 +425,27 @@ def waiting_sentence(code: str, data: Mapping[str, Any], *, nodes: int, spec: st
             _("The cluster is reserving capacity for a larger run that has waited longest."), place_in_queue
         )
     if code == "quota":
-        return _(
-            "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
-            "more. It starts when one of your other runs ends."
-        ) % {"running": data.get("running", 0), "most": data.get("most", 0), "nodes": nodes}
+        return _quota_sentence(int(data.get("running", 0)), int(data.get("most", 0)), nodes)
     if code in QUEUE_SENTENCES:
         return str(QUEUE_SENTENCES[code]) % data
     if code in {"retry", "backoff"}:
         return join_sentences(retry_sentence(data), _retry_time_sentence(data) or place_in_queue)
     return _("It starts shortly.") if ahead == 0 else place_in_queue
+
+
+def _quota_sentence(running: int, most: int, nodes: int) -> str:
+    """Return the sentence for a job that needs `nodes` nodes, of an organization that runs `running` of `most`."""
+    if most < nodes:  # an administrator has lowered the quota since the order
+        sentence = _(
+            "Your organization can run at most %(most)d nodes at once, and this run needs %(nodes)d. Ask the "
+            "administrator to raise the limit, or cancel the run at no further cost."
+        )
+    else:
+        sentence = _(
+            "Your organization is using %(running)d of its %(most)d nodes, and this run needs %(nodes)d "
+            "more. It starts when one of your other runs ends."
+        )
+    return sentence % {"running": running, "most": most, "nodes": nodes}
 
 
 def unanswered_sentence() -> str:
@@ -452,7 +471,7 @@ def starting_sentence(code: str, data: Mapping[str, Any], *, has_cost: bool = Fa
     if code in {WaitingCode.CPUS, WaitingCode.MEMORY, WaitingCode.GPUS}:
         reason = _free_machines_sentence(code, data)
     elif code == WaitingCode.STARTING:
-        reason = str(STEPS.get(str(data.get("step")), _("Capacity is allocated. The nodes are starting.")))
+        reason = str(STEP_SENTENCES.get(str(data.get("step")), _("Capacity is allocated. The nodes are starting.")))
     else:
         reason = str(WAITING_SENTENCES.get(code, _("Capacity is allocated. The nodes are starting."))) % _WithEllipsis(
             data
@@ -484,7 +503,7 @@ def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
 
 
 def retry_sentence(data: Mapping[str, Any]) -> str:
-    """Return why a job is retried, and who pays for the last attempt. `data` has the `reason` of its end."""
+    """Return why a job is retried, and who pays for the last attempt. `data` has that attempt's end `reason`."""
     sentences = {
         EndReason.CODE_FAILED: _(
             "The last attempt failed with an error in the code. The run is retried, as you ordered."

@@ -102,7 +102,7 @@ class ScriptSnapshot(models.Model):
     sha256 = models.CharField(max_length=64)
     size_bytes = models.PositiveBigIntegerField()
     content = models.BinaryField(null=True)
-    """The script's bytes; None if there are more than `storage.files.TEXT_LIMIT`."""
+    """The script's bytes; None if there are more than `storage.files.TEXT_LIMIT`, or the organization was closed."""
 
     class Meta:
         verbose_name = _("script snapshot")
@@ -162,7 +162,8 @@ LEAST_NODES = Coalesce(NullIf(F("min_nodes"), Value(0)), F("nodes"))
 
 
 CHECK_SCRIPT, NOTEBOOK_SCRIPT = "smoke", "notebook"
-"""Values of `Job.builtin_script`: the platform's scripts of checks and notebooks, in `runtime.launcher`."""
+"""Values of `Job.builtin_script`: the platform's scripts `smoke.py` of checks and `notebook.py` of notebooks, which are
+in `runtime/launcher`."""
 
 
 STOPPED = _("Stopped")
@@ -292,7 +293,7 @@ class Job(models.Model):
     min_nodes = models.PositiveSmallIntegerField(_("minimum nodes"), default=0)
     """Smallest number of nodes on which an elastic run starts and continues; 0: all nodes."""
     controller = models.CharField(_("controller"), max_length=8, choices=Controllers.choices, default=Controllers.GLOO)
-    """What starts the ranks: the launcher, or the image's mpirun."""
+    """What starts the ranks: the launcher (`gloo`), or the image's mpirun (`mpi`)."""
     collective_timeout_seconds = models.PositiveIntegerField(_("collective timeout (seconds)"), default=0)
     """How long a collective operation may take before it fails; 0: the framework's default."""
     stall_check_seconds = models.PositiveIntegerField(_("stall check (seconds)"), default=0)
@@ -329,6 +330,7 @@ class Job(models.Model):
     )
     """The job whose checkpoints are copied into this job's checkpoint folder before its first attempt."""
     checkpoints_copied_at = models.DateTimeField(null=True, blank=True)
+    """When they were copied; None: not yet, or the copy was deleted."""
     rerun_of = models.ForeignKey("self", models.SET_NULL, null=True, blank=True, related_name="reruns")
     traceparent = models.CharField(_("trace context"), max_length=55, blank=True, default="", db_default="")
     """Trace context (W3C) of the request that bought the job; the spans of its runs belong to that trace."""
@@ -545,7 +547,7 @@ class Attempt(models.Model):
     move_requested_at = models.DateTimeField(null=True, blank=True)
     """When an administrator asked to end the attempt and start another one; see `lifecycle.request_move`."""
     cursor = models.JSONField(default=dict, blank=True)
-    """The position of `telemetry` in the attempt's output, and its state; see `telemetry.ingest`."""
+    """What `telemetry.ingest` keeps from one read of the attempt's output to the next, such as its position."""
 
     class Meta:
         verbose_name = _("attempt")
@@ -564,7 +566,7 @@ class Attempt(models.Model):
 
     @property
     def current_nodes(self) -> int:
-        """Return the number of nodes on which the run is now, or was at its end; before its start, those granted."""
+        """Return on how many nodes the run is now, or was at its end. Before its start: how many were granted."""
         return int(self.spans[-1]["nodes"]) if self.spans else self.granted_nodes
 
 

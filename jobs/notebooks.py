@@ -66,7 +66,7 @@ MIN_LEFT = timedelta(minutes=1)
 """How much time a notebook must have left to be extended. Its run gets the new deadline at the next reconciliation,
 some seconds later, and must not be ending by then."""
 NOTICE = timedelta(minutes=10)
-"""How long before its time limit a notebook is announced to end: enough to read an email, and to save or buy time."""
+"""How long before its time limit a notebook is announced to end: enough to read an email, and to save or extend it."""
 
 
 @dataclass(frozen=True)
@@ -310,8 +310,8 @@ def notebook_for(organization: Organization, pk: int) -> Job:
 def socket_of(job: Job) -> Path | Tunnel | None:
     """Return how to connect to a notebook (`Backend.notebook_socket`); None while it does not run.
 
-    If it is a path, the run's code can put anything there, so `console.serving.notebooks` checks what it opens. A
-    tunnel waits for a JupyterLab that starts, but not for its node, so it is returned only while the node runs.
+    The run's code can put anything at such a path, so `console.serving.notebooks` checks what it opens. A tunnel waits
+    while JupyterLab starts, but not while its node starts, so a tunnel is returned only for a running notebook.
     """
     attempt = job.attempts.filter(finished_at=None).last()
     if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:

@@ -72,6 +72,7 @@ class PricingInputs(TypedDict):
     """The inputs of a price, as arguments of `billing.quotes.price` and `make_quote`."""
 
     purchase: PricedPurchase
+    """The choices that determine the price."""
     estimate: Estimate
     headroom: Decimal
     """The product's: without `max_seconds`, the time limit is the p90 estimate times this."""
@@ -225,7 +226,7 @@ def rerun(*, membership: Membership, job: Job, changes: Mapping[str, Any], idemp
 def _write_training_order(
     membership: Membership, quote: Quote, purchase: Purchase, key: str, original: Job | None
 ) -> Order:
-    """Write the order of a training. `original` is the job that it repeats exactly, and whose script it runs."""
+    """Write the order of a training. `original`: the job that the training repeats exactly, with its stored script."""
     organization = membership.organization
     script = None if original else read_purchased_script(purchase)
     with transaction.atomic():

@@ -264,7 +264,7 @@ def advance() -> set[str]:
 def _last_started_at(layer: PackageLayer) -> float:
     """Return when the last installation of the layer's organization was started on this machine; 0 if none was.
 
-    A cluster has as many installations at once as organizations, so they need not take turns there.
+    On a cluster, each organization can have an installation at the same time, so organizations need not take turns.
     """
     return 0.0 if layer.cluster else builder.last_started_at(_layer_folder(layer))
 

@@ -42,8 +42,8 @@ def next_position(curve: CurveState | None, step: int, epoch: float | None) -> t
     """Return the position of a curve's next point, and the curve's new state.
 
     The position equals the reported step until the script restarts its count. Then it continues after the last
-    position, so that points sorted by position are sorted by epoch and step. Two things show a restart: the step is not
-    above the first step of the count, or it is in a later epoch and not above the largest step.
+    position, so that points sorted by position are sorted by epoch and step. Two things show a restart: the step is at
+    most the first step of the count, or it is in a later epoch and at most the largest step.
     """
     if curve is None:
         return step, {"offset": 0, "first": step, "last": step, "gap": 1, "epoch": epoch}

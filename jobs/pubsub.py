@@ -18,7 +18,7 @@ from django.db import transaction
 logger = logging.getLogger(__name__)
 
 REPLY_SECONDS = 5.0
-"""How long to wait for Redis to confirm a subscription. If it runs, it answers within milliseconds."""
+"""How long to wait for Redis to confirm a subscription. A Redis that runs answers within milliseconds."""
 PREFIX = "job:"
 """The names of all channels begin with this; the job's id follows."""
 

@@ -2,9 +2,9 @@
 
 All errors are reported at once, each at its field. A Purchase is created only if everything that it names exists.
 
-A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and further keys. `sweep`, `notebook`,
-`check` and FREE_ESTIMATE_MARK mark purchases of these kinds, and EXTENSION_MARK marks the extension of a notebook.
-`orders` adds `rerun_of`, `exact` and `pinned_image`.
+A quote stores its purchase as JSON (`Quote.purchase`): the fields of `to_json`, and further keys. `sweep`, `notebook`
+and `check` mark purchases of these kinds, FREE_ESTIMATE_MARK a free estimate, and EXTENSION_MARK the extension of a
+notebook. `orders` adds `rerun_of`, `exact` and `pinned_image`.
 """
 
 from __future__ import annotations
@@ -67,16 +67,18 @@ DEFAULT_NOTEBOOK_SECONDS = 4 * 3600
 MAX_NOTEBOOK_SECONDS = 7 * 24 * 3600
 """Longest time limit of a notebook: a week, as for a training."""
 DEFAULT_IDLE_SECONDS = 30 * 60
-"""Default time without activity after which a notebook ends: longer than a break, short enough for a forgotten one."""
+"""Default time without activity after which a notebook ends: longer than a break, but a forgotten notebook costs
+little."""
 PROCESSES_PER_CPU = 4
-"""Maximum processes per CPU of a node. While some wait for I/O, others compute; still more only compete for the CPU."""
+"""Maximum processes per CPU of a node. While some wait for I/O, others compute. More than four only compete for the
+CPU."""
 EXPANDS_ARGUMENTS = "expands_arguments"
 """Key of a stored purchase whose arguments may refer to variables. Purchases of older versions lack it."""
 FREE_ESTIMATE_MARK = "probe"
 """Key that marks the stored purchase of a free estimate."""
 MEASURED = "measured"
-"""Key of a free estimate's stored purchase. Its value has the fields that the free estimate replaced with its own
-limits, as they were in the purchase that it measures."""
+"""Key of a free estimate's stored purchase. Its value has the fields of the measured purchase, such as its nodes, that
+the free estimate replaced with its own limits."""
 EXTENSION_MARK = "extends"
 """Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
 and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
@@ -97,9 +99,9 @@ class VersionChoice:
 class Purchase:
     """A training run that can be bought, with every name resolved to its row.
 
-    `lr` stays the customer's text, which the script receives unchanged. `max_seconds` and `ceiling_minor` are the
-    customer's own limits; None: the quote sets them. `datasets` are the choices, and `dataset_versions` the rows that
-    they mean, in the same order; likewise for models. `secrets` are names.
+    `lr` is the customer's text, such as "1e-3", because the script receives a text. `max_seconds` and `ceiling_minor`
+    are the customer's own limits; None: the quote sets them. `datasets` are the choices, and `dataset_versions` the
+    rows of the chosen versions, in the same order; likewise for models. `secrets` are names.
     """
 
     product: Product
@@ -143,6 +145,7 @@ class Purchase:
         """Return the API's fields as a quote stores them. `parse` accepts the result.
 
         `dataset_versions` and `model_versions` pin the versions: the order uses those that were quoted, not newer ones.
+        `resolved_datasets` and `resolved_models` name the pinned versions for people.
         """
         return {
             "product": self.product.name,
@@ -681,9 +684,10 @@ class _PurchaseSerializer(_PlacementSerializer):
 
 
 def _read_requirements(path: str, values: ValidValues, *, original: Job | None = None) -> Requirements | None:
-    """Return the requirements of a purchase with these values; None if it has none, or no valid workspace.
+    """Return the requirements of a purchase, from the file at `path` in its workspace. Raises InvalidInput.
 
-    The stored requirements of the job `original` replace the file in the workspace. Raises InvalidInput.
+    None if the purchase has no requirements, or no valid workspace. `values` are its valid values. The stored
+    requirements of the job `original` replace the file.
     """
     workspace = values.get("workspace")
     if not path or workspace is None:

@@ -104,8 +104,8 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
         _update_deadline(attempt)
     has_rest = False
     if status.phase is RunPhase.ENDED:
-        # Read before `_observe` ends the job, so that an ended job shows all of its progress. What takes longer than
-        # `ingest_all` waits, `read_rest` reads after the end.
+        # Read before `_observe` ends the job, so that an ended job shows all of its progress. `ingest_all` stops after
+        # a few seconds. If output is left then, `read_rest` reads it after the end.
         has_rest = telemetry.ingest_all(attempt=attempt)
     elif reads_output:
         telemetry.ingest(attempt=attempt)
@@ -200,7 +200,7 @@ def _stop_unwanted_runs(cluster_name: str) -> None:
 
 
 def _clean_up_runs(cluster_name: str) -> None:
-    """Delete runs that are expired or unknown. Measure those not counted yet, and have unread output read."""
+    """Delete runs that are expired or unknown. Measure runs not counted yet, and let a task read unread output."""
     runs = _runs_on(cluster_name, live=False)
     for run_name, attempt in runs:
         if attempt is None:

@@ -99,8 +99,8 @@ def exact_purchase(*, organization: Organization, data: Mapping[str, Any]) -> tu
     if refused:
         raise InvalidInput(fields=dict.fromkeys(refused, sentence))
     new_values = {name: data[name] for name in CHANGEABLE if name in data}
-    # If name, tags or notes are empty, they stay as they were. Other CHANGEABLE fields may be
-    # emptied: without a `max_seconds`, for example, the default applies.
+    # If name, tags or notes are empty, they stay as they were. Other CHANGEABLE fields may be emptied: without
+    # `max_seconds`, for example, the default applies.
     kept_details = {name: original.get(name) for name in ("name", "tags", "notes") if data.get(name) in EMPTY}
     return {**original, **new_values, **kept_details, "rerun_of": pk}, job
 

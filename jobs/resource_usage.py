@@ -24,8 +24,8 @@ CHUNK_BYTES = 1024 * 1024
 MAX_BYTES = 16 * CHUNK_BYTES
 """Bytes of samples that are read per node: the latest ones, which cover about a day."""
 MAX_TOTAL_BYTES = 256 * CHUNK_BYTES
-"""Bytes of samples that are read of all nodes together, because customers' code can fill the files. Reading them
-takes some seconds. With 200 nodes they cover about the latest two hours."""
+"""Limit of the bytes of samples that are read of all nodes together, because customers' code can fill the files.
+Reading as many takes some seconds. With 200 nodes, each node's share covers about the latest two hours."""
 MAX_SAMPLES = 1200
 """Samples parsed per node. Of more samples only every nth is parsed, because charts show far fewer points."""
 POINTS_SHOWN = 240
@@ -105,7 +105,7 @@ class Efficiency:
     nodes: int
     job_id: int
     by: str
-    """`steps` or `epochs`."""
+    """What the two throughputs count: `steps` or `epochs`."""
 
 
 @dataclass(frozen=True)
@@ -323,9 +323,11 @@ def _number(value: Any) -> float | None:
 
 
 def _maximum(first: float | None, second: float | None) -> float | None:
+    """Return the larger number; None if both are None."""
     return max((value for value in (first, second) if value is not None), default=None)
 
 
 def _mean(values: Iterable[Any]) -> float | None:
+    """Return the mean of the values that `_number` accepts; None if there is none."""
     numbers = [number for number in map(_number, values) if number is not None]
     return sum(numbers) / len(numbers) if numbers else None

@@ -33,7 +33,7 @@ read this figure before they buy. A month is enough to evaluate a training and t
 MIN_RETENTION = timedelta(days=1)
 """How long the files are kept at least, even if `Job.keep_until` is earlier, so that there is time to read the log."""
 MIN_MEASURE_INTERVAL = timedelta(minutes=1)
-"""Minimum interval between measurements of a workspace that other open jobs use, because each walks all its files."""
+"""Minimum interval between measurements of a workspace that other open jobs use, because each lists all its files."""
 
 INSPECTED_JOB = "inspected_job"
 """Key of the stored purchase of a notebook. Its value is the id of the ended job whose files the notebook reads, or
@@ -101,13 +101,13 @@ def measure(job: Job, *, without: Attempt | None = None) -> None:
         total += _shared_usage(attempts[-1])
     job.refresh_from_db(fields=["finished_at", "keep_until"])  # they may have changed while the files were measured
     key = allocation_key(job.pk)
-    known = Allocation.objects.filter(key=key).first() or Allocation()
+    last_count = Allocation.objects.filter(key=key).first() or Allocation()
     quota.count_results(
         organization=job.organization,
         key=key,
         label=f"#{job.pk} {job.name}",
         # A folder that cannot be read now must not make the job look smaller than it was.
-        usage=total.at_least(trees.Usage(known.size_bytes, known.entry_count)),
+        usage=total.at_least(trees.Usage(last_count.size_bytes, last_count.entry_count)),
         kept_until=deletion_time(job),
     )
 

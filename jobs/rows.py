@@ -56,8 +56,8 @@ class Row:
     """A row of a list of jobs. Its HTML is cached under its text (`str`), which has all values but `job`.
 
     `script` is the script's path after the name of its workspace; without a script, that name alone. `progress` is what
-    `selectors.progress` returns, with 0 epochs for a notebook or a check. `waiting_for` is what `selectors.waiting_for`
-    returns; empty on pages that do not show why jobs wait.
+    `selectors.progress` returns, with 0 epochs for a notebook or a check. `machines` is a text such as "2 × Nano".
+    `waiting_for` is what `selectors.waiting_for` returns; empty on pages that do not show why jobs wait.
     """
 
     job: Any = field(repr=False)

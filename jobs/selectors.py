@@ -212,7 +212,7 @@ def waiting_for(job: Job) -> str:
     sentence = waiting_sentence(
         reason.code,
         reason.data,
-        nodes=job.nodes,
+        nodes=job.least_nodes,
         spec=job.node_spec.title,
         ahead=job.ahead,  # type: ignore[attr-defined]  # an annotation of `jobs_for`
     )

@@ -24,9 +24,11 @@ class WaitingReason:
 
 def waiting_reason(job: Job) -> WaitingReason:
     """Return why a queued job waits. `job` comes from `selectors.jobs_for`."""
-    if job.awaits_packages:
-        return WaitingReason("packages")
     snapshot = snapshot_of(job)
+    if job.awaits_packages:
+        # A Kubernetes cluster installs the packages of its jobs itself. The console's machine needs no cluster for it.
+        is_away = snapshot is not None and not snapshot.answers and job.packages is not None and job.packages.cluster
+        return WaitingReason("backend_unavailable" if is_away else "packages")
     own_reason = WaitingReason(job.waiting_code, job.waiting_data)
     if snapshot is None or (job.not_before and job.not_before > timezone.now()):
         return own_reason

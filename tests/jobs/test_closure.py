@@ -19,6 +19,7 @@ from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Q
 from console.accounts.roles import Capability, Role
 from console.core.errors import InvalidInput, NotAllowed, OrganizationClosing
 from jobs import closure
+from jobs.models import ScriptSnapshot
 from jobs.sweeps import progress
 from jobs.sweeps.purchase import stop_sweep
 from storage.models import Dataset, Secret, Workspace
@@ -76,6 +77,7 @@ def test_closing_pays_back_what_was_paid_in_and_deletes_the_rest(provider, membe
     refunds.refund(top_up=TopUp.objects.get(amount_minor=3000), amount_minor=1000, reason="Asked", user=member.user)
     grant(member)
     DatasetFactory(organization=member.organization)
+    ScriptSnapshot.objects.create(organization=member.organization, sha256="0" * 64, size_bytes=5, content=b"x = 1")
     token, _secret = services.create_token(membership=member, name="ci")
     assert closure.payable_minor(member.organization) == 7000  # what was paid in and not refunded, without the credit
     request(member)
@@ -91,6 +93,7 @@ def test_closing_pays_back_what_was_paid_in_and_deletes_the_rest(provider, membe
     assert provider.held() == 0
     assert not Dataset.objects.filter(deleted_at=None).exists()
     assert not Workspace.objects.filter(removed_at=None).exists()
+    assert ScriptSnapshot.objects.get().content is None
     assert not Membership.objects.exists()
     assert not ApiToken.objects.filter(pk=token.pk).exists()
     assert AuditEvent.objects.filter(action="organization.closed").count() == 1

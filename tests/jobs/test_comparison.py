@@ -82,6 +82,8 @@ def test_a_run_starts_now_or_after_the_runs_that_occupy_its_nodes(customer, monk
     assert start() == {1: "now", 2: "now", 4: "now"}
     customer.started(node_spec="medium", nodes=2, max_seconds=600)
     assert start() == {1: "now", 2: "now", 4: "waits"}
+    elastic = comparison.compare(customer.quote(node_spec="medium", nodes=4, min_nodes=2))
+    assert [each.start and each.start.code for each in elastic.by_nodes] == ["now"] * 3
     customer.job(node_spec="medium", nodes=4, max_seconds=600)
     waiting = comparison.compare(quote).by_nodes[-1].start
     assert waiting.ahead == 1

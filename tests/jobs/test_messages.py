@@ -89,6 +89,7 @@ HUNG = {"seconds": 61.5, "rank": 1, "where": "train.py, line 8, step"}
 # Failures, and the whole sentence of each or, without a full stop, a part of it.
 FAILURES = [
     ({"code": None, "rank": 0, "exit_code": 3}, "Rank 0 on node 1 exited with code 3."),
+    ({"code": "rank_exited", "exit_code": 137}, "Node 1 ended with exit code 137 and left no record"),
     ({"code": "rank_exited", "rank": 3, "signal": "SIGSEGV"}, "Rank 3 on node 1 was killed by SIGSEGV."),
     ({"code": "rank_raised", "rank": 3, "data": RAISED},
      "Rank 3: RuntimeError: a wrong shape (train.py, line 27, in step)."),

@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from billing.models import Receipt
-from jobs import dispatch, free_estimates, orders, packages, reruns, selectors
+from jobs import clusters, dispatch, free_estimates, orders, packages, reruns, selectors
 from jobs.errors import QuotaExceeded
-from jobs.models import Job, PackageLayer
+from jobs.models import CapacitySnapshot, Job, PackageLayer
 from jobs.run_specs import run_spec
 from jobs.states import EndReason, JobState
 from runtime.backends.kubernetes.config import ClusterConfig
@@ -227,6 +227,10 @@ def test_a_cluster_with_an_index_installs_by_a_run_of_its_own(customer, backend,
     job = customer.job(requirements="requirements.txt")
     backend.available = False
     assert packages.advance() == set()
+    CapacitySnapshot.objects.create(node_spec=job.node_spec)
+    for answers, sentence in ((False, "The cluster is not responding."), (True, "Installing the packages")):
+        clusters.record_status(name="default", answers=answers)
+        assert sentence in selectors.waiting_for(selectors.job_for(customer.organization, job.pk))
     backend.available = True
     for _twice in range(2):
         assert packages.advance() == set()

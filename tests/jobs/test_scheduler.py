@@ -130,11 +130,17 @@ def test_what_a_job_waits_for_follows_the_cluster_without_a_write_to_the_job(cus
     customer.quota(max_running_nodes=100)
     attempt = customer.started(node_spec="small", nodes=7)
     job = customer.job(node_spec="small", nodes=4)
+    elastic = customer.job(node_spec="small", nodes=4, min_nodes=2)
     dispatch.dispatch_queue()
     assert "1 is free now." in waiting(customer, job)
+    assert "Waiting for 2 free nodes of Small; 1 is free now." in waiting(customer, elastic)
     before = Job.objects.values().get(pk=job.pk)
     customer.quota(max_running_nodes=9)
     assert "is using 7 of its 9 nodes, and this run needs 4 more" in waiting(customer, job)
+    customer.quota(max_running_nodes=8)
+    assert "is using 7 of its 8 nodes, and this run needs 2 more" in waiting(customer, elastic)
+    customer.quota(max_running_nodes=3)  # so no end of another run lets it start
+    assert "can run at most 3 nodes at once, and this run needs 4." in waiting(customer, job)
     assert Job.objects.values().get(pk=job.pk) == before
     customer.quota(max_running_nodes=100)
     CapacitySnapshot.objects.update(answers=False)

@@ -3,11 +3,12 @@
 import itertools
 
 import pytest
+import redis
 from django import forms
 from django.test import Client
 from django.urls import reverse
 
-from console.accounts import invitations
+from console.accounts import invitations, throttling
 from console.accounts.models import User
 from tests.console.accounts.conftest import forwarded_for
 from tests.factories.accounts import MembershipFactory
@@ -91,7 +92,7 @@ def test_log_in_above_the_limit_says_when_to_retry():
     assert answers[-1]["Retry-After"] == "60"
 
 
-def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings):
+def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings, monkeypatch):
     settings.API_REQUESTS_PER_MINUTE = 2
     client, other = api(owner), api(MembershipFactory(organization=owner.organization))
     # A new minute may begin between two requests, but at least three of the five fall into the same minute.
@@ -100,3 +101,9 @@ def test_the_api_limits_each_token_and_says_when_to_retry(api, owner, settings):
     assert (refused.status_code, refused.data["code"]) == (429, "throttled")
     assert 1 <= int(refused["Retry-After"]) <= 61  # until the next minute, and a second more
     assert other.get("/api/v1/whoami/").status_code == 200
+
+    def away(*_arguments):
+        raise redis.ConnectionError
+
+    monkeypatch.setattr(throttling.cache, "add", away)
+    assert [client.get("/api/v1/whoami/").status_code for _ in range(5)] == [200] * 5, "no limit without Redis"

@@ -3,6 +3,7 @@
 import re
 from decimal import Decimal
 
+import redis
 from django.urls import reverse
 
 from billing import pricebooks
@@ -55,11 +56,18 @@ def test_a_failed_job_opens_on_its_diagnosis(customer, owner_page, api):
     assert failures.explain(customer.job()) is None  # it waits in the queue
 
 
-def test_a_diagnosis_without_the_log_is_made_again(customer):
+def test_a_diagnosis_without_the_log_or_the_cache_is_made_again(customer, monkeypatch):
     job = failed(customer, "ModuleNotFoundError: No module named 'cv2'", "import cv2")
     customer.backend.available = False
     assert failures.explain(job).diagnosis.cause != "missing_module"
     customer.backend.available = True
+    assert failures.explain(job).diagnosis.cause == "missing_module"
+
+    def away(*_arguments):
+        raise redis.ConnectionError
+
+    for name in ("get", "set"):
+        monkeypatch.setattr(failures.cache, name, away)
     assert failures.explain(job).diagnosis.cause == "missing_module"
 
 
