@@ -253,7 +253,12 @@ class MembershipAdmin(ReadOnly, ModelAdmin):  # type: ignore[misc]  # unfold pub
         self, request: HttpRequest, queryset: QuerySet[Membership], change: Callable[[Membership], object]
     ) -> None:
         """Call `change` with each selected membership, and report those that could not be changed."""
-        for membership in queryset.select_related("user", "organization"):
+        for membership in queryset.select_related("user", "organization", "service_account"):
+            # A service account may not get every role, and its name must become free again.
+            if hasattr(membership, "service_account"):
+                error_text = _("A service account is changed and deleted by its organization.")
+                self.message_user(request, f"{membership}: {error_text}", messages.ERROR)
+                continue
             try:
                 change(membership)
             except CustomerError as error:

@@ -4,7 +4,7 @@ import pytest
 from allauth.account.models import EmailAddress
 from django.urls import reverse
 
-from console.accounts import services
+from console.accounts import service_accounts, services
 from console.accounts.models import Membership, User
 from console.accounts.roles import Role
 
@@ -40,6 +40,14 @@ def test_role_actions_keep_the_last_owner(admin_client, owner, member):
     assert (roles[owner.pk], roles[member.pk]) == (Role.OWNER, Role.VIEWER)
     run_action(admin_client, "membership", "remove", member)
     assert not Membership.objects.filter(pk=member.pk).exists()
+
+
+def test_role_actions_leave_service_accounts_alone(admin_client, owner):
+    robot = service_accounts.create(actor=owner, name="ci", role=Role.MEMBER).membership
+    for action in ("make_owner", "remove"):
+        page = run_action(admin_client, "membership", action, robot)
+        assert "is changed and deleted by its organization" in page.content.decode()
+    assert Membership.objects.get(pk=robot.pk).role == Role.MEMBER
 
 
 def test_the_service_is_suspended_and_a_token_revoked(admin_client, owner):
