@@ -198,14 +198,14 @@ class Uploads:
         size = min(REQUEST_BYTES, content.size - offset)
 
         def body() -> Iterator[bytes]:
-            left = size
+            unsent_bytes = size
             for block in content.read(offset):
-                part = block[:left]
+                part = block[:unsent_bytes]
                 if part:
                     yield part
-                    left -= len(part)
-                    report(offset + size - left)
-                if not left:
+                    unsent_bytes -= len(part)
+                    report(offset + size - unsent_bytes)
+                if not unsent_bytes:
                     return
 
         return self._client.append_upload(upload_id, offset=offset, content=body(), size=size)
