@@ -47,6 +47,7 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     assert job.name in shell("notebook", "list")
     shell("notebook", "extend", job.pk, "--hours", "1", "--max-ceiling", "0.01", status=5)
     assert "More time adds at most 0.90 USD." in shell.stdout
+    assert "This extension costs up to 0.90 USD, above your limit of 0.01 USD." in shell.stderr
     assert shell.json("notebook", "extend", job.pk, "--hours", "1", "--yes")["ceiling_minor"] == 190  # an hour costs 90
     assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
 
