@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..client import Client
-from ..errors import JOB_FAILED, InvalidChoice
+from ..errors import JOB_FAILED, CliError, InvalidChoice
 from ..schemas import Notebook, NotebookExtensionQuote, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
@@ -49,7 +49,7 @@ def notebook() -> None:
 def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, yes: bool, **options: Any) -> None:
     """Show the price of a notebook, buy it, and show its address once JupyterLab runs.
 
-    Exit status: 0 JupyterLab runs, 3 the notebook ended before it ran, 5 above --max-ceiling.
+    Exit status: 0 JupyterLab runs, 3 the notebook ended before it ran, 5 above --max-ceiling, 130 detached.
     """
     client, screen = session.connect(), session.screen
     node_spec = options["node_spec"] or next((spec.name for spec in client.node_specs()), "")
@@ -138,11 +138,16 @@ def _to_seconds(number: float, unit_seconds: int, option: str) -> int:
 def _wait_until_running(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
     """Wait until JupyterLab runs or the notebook has ended, and print what it waits for. Returns the notebook."""
     printed_sentence = ""
-    while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:
-        if current.waiting_for != printed_sentence:
-            session.screen.print(current.waiting_for)
-            printed_sentence = current.waiting_for
-        session.pause(POLL_SECONDS)
+    try:
+        while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:
+            if current.waiting_for != printed_sentence:
+                session.screen.print(current.waiting_for)
+                printed_sentence = current.waiting_for
+            session.pause(POLL_SECONDS)
+    except (KeyboardInterrupt, CliError):  # the notebook goes on, and is charged while nobody uses it
+        number = new_notebook.id
+        session.screen.print(f"Notebook {number} may go on. Stop it: trainyard notebook stop {number}")
+        raise
     return current
 
 

@@ -52,6 +52,16 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
 
 
+def test_after_ctrl_c_a_bought_notebook_goes_on_and_the_program_says_how_to_stop_it(shell):
+    class Interrupts:
+        def append(self, _seconds):
+            raise KeyboardInterrupt
+
+    shell.pauses = Interrupts()
+    shell("notebook", "start", "--yes", status=130)
+    assert f"Stop it: trainyard notebook stop {Job.objects.get().pk}" in shell.stdout
+
+
 def test_a_notebook_that_ends_before_it_runs_is_a_failure(shell, customer):
     class FailsNotebook:
         def append(self, _seconds):
