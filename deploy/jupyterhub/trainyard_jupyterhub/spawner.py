@@ -69,9 +69,9 @@ class TrainyardSpawner(Spawner):
 
     async def form(self) -> str:
         """Return the HTML of the form: the workspace, and organization and profile if there are several."""
-        state = await self.user.get_auth_state()
+        auth_state = await self.user.get_auth_state()
         attributes = f'id="workspace" name="workspace" value="{escape(self.workspace)}" class="form-control" required'
-        organization_choices = [(organization["slug"], organization["name"]) for organization in organizations(state)]
+        organization_choices = [(choice["slug"], choice["name"]) for choice in organizations(auth_state)]
         profile_choices = [(str(number), profile["name"]) for number, profile in enumerate(self.profiles)]
         rows = [
             _select("organization", "Organization", organization_choices),
@@ -100,7 +100,13 @@ class TrainyardSpawner(Spawner):
                 )
             self._waiting = notebook["waiting_for"] or f"The notebook is {notebook['state']}."
             await asyncio.sleep(POLL_SECONDS)
-            notebook = await api.call("GET", f"{self.notebook_id}/")
+            try:
+                notebook = await api.call("GET", f"{self.notebook_id}/")
+            except Refused as error:
+                # From 500 on: the console cannot be reached, or fails, for example because it restarts. If this start
+                # failed then, the notebook would go on without its user. `start_timeout` limits the wait.
+                if error.console_status < 500:
+                    raise
         self.url = notebook["url"]
         self._redirect()
         return f"http://{self.redirect_host or self.redirect_ip}:{self.redirect_port}"
