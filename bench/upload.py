@@ -173,8 +173,8 @@ def upload_seconds(server: Server, file: Path, **metadata: str) -> float:
     The file goes into the workspace, unless `metadata` names another `purpose`.
     """
     started_at = perf_counter()
-    values = {"purpose": "workspace", "name": "bench"} | metadata
-    encoded_metadata = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in values.items())
+    metadata = {"purpose": "workspace", "name": "bench"} | metadata
+    encoded_metadata = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in metadata.items())
     response_headers = server.send(
         "POST", "/api/v1/uploads/", 201,
         headers=f"Upload-Length: {file.stat().st_size}\r\nUpload-Metadata: {encoded_metadata}\r\n",
