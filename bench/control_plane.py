@@ -109,7 +109,7 @@ def report(rates: dict[str, list[float]], workers: list[Worker]) -> None:
     values = dict(rates)
     for worker in workers:
         # `rounds.measure` has already left the first round out of `rates`. It fills caches, so it does not count.
-        values |= {f"{name}_{worker.history}": each[1:] for name, each in worker.milliseconds.items()}
+        values |= {f"{name}_{worker.history}": durations[1:] for name, durations in worker.milliseconds.items()}
         memory_mib = worker.call("memory_mib")
         values[f"memory_grown_mib_{worker.history}"] = [max(0.0, memory_mib - worker.memory_at_start_mib)]
         values[f"memory_mib_{worker.history}"] = [memory_mib]

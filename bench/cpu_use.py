@@ -28,7 +28,8 @@ def cpu_seconds_by_part(server: psutil.Process, services: list[psutil.Process], 
     for process in server.children(recursive=True):
         seconds[_part(process)] += _cpu_seconds(process)
     for service in services:
-        seconds[service.name()] += sum(_cpu_seconds(each) for each in (service, *service.children(recursive=True)))
+        processes = (service, *service.children(recursive=True))
+        seconds[service.name()] += sum(_cpu_seconds(process) for process in processes)
     for process in psutil.process_iter(["cmdline"]) if script else ():
         if script in " ".join(process.info["cmdline"] or ()):
             seconds["run"] += _cpu_seconds(process)

@@ -101,7 +101,10 @@ for step in range(1000):
 
 
 class Case(NamedTuple):
-    """One run: its nodes, the rank that fails first and how, and the script. `is_torch`: it is real PyTorch."""
+    """One run: its number of nodes, the rank that fails first and how (a key of FAILURES), and its script.
+
+    `is_torch`: the script is real PyTorch.
+    """
 
     nodes: int
     failing_rank: int

@@ -21,7 +21,7 @@ SELECT h.id FROM billing_hold h JOIN billing_account a ON a.id = h.account_id
 WHERE a.organization_id = %(organization)s
     AND (h.charged_minor > h.amount_minor OR h.metered_minor > h.amount_minor)
 UNION ALL
--- While the organization has a debt (d), its wallet (w) has no available money but free credit.
+-- While the organization has a debt (d), all available money of its wallet (w) is free credit.
 SELECT d.id FROM billing_account d JOIN billing_account w ON w.organization_id = d.organization_id AND w.kind = 'wallet'
 WHERE d.organization_id = %(organization)s AND d.kind = 'receivable' AND d.posted_minor < 0
     AND w.posted_minor - w.held_minor > (

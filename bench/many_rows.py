@@ -54,8 +54,8 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
     charge = Entry.objects.filter(account=wallet).latest("pk")
     opposite = Entry.objects.filter(transaction=charge.transaction_id).exclude(pk=charge.pk).earliest("pk")
     other_count, own_every = organizations - 1, jobs // own_jobs
-    at = f"now() - ({jobs} - n) * {TIME_BETWEEN_JOBS}"
-    ended_at = f"{at} + interval '5 minutes'"
+    created_at = f"now() - ({jobs} - n) * {TIME_BETWEEN_JOBS}"
+    ended_at = f"{created_at} + interval '5 minutes'"
 
     def own_or_other(own: int, other_base: int) -> str:
         """Return the SQL of a key: for every `own_every`th copy the customer's, else another organization's in turn."""
@@ -73,37 +73,37 @@ def fill(customer: Any, *, organizations: int, jobs: int, own_jobs: int, entries
         organization_base = copy(
             Organization, organization.pk, other_count, name="t.name || ' ' || n", slug="t.slug || '-' || n"
         )
-        member = {"user_id": f"{user_base} + n", "organization_id": f"{organization_base} + n"}
-        copy(Membership, customer.membership.pk, other_count, **member)
+        member_keys = {"user_id": f"{user_base} + n", "organization_id": f"{organization_base} + n"}
+        copy(Membership, customer.membership.pk, other_count, **member_keys)
         wallet_base = copy(Account, wallet.pk, other_count, organization_id=f"{organization_base} + n")
         owner, account = own_or_other(organization.pk, organization_base), own_or_other(wallet.pk, wallet_base)
         new_quote, new_order = "md5('quote' || n)::uuid", "md5('order' || n)::uuid"
-        changed = {"organization_id": owner, "created_at": at}
-        copy(Quote, quote.pk, jobs, id=new_quote, expires_at=ended_at, **changed)
-        held = {"quote_id": new_quote, "account_id": account, "reference": "'copy:' || n"}
-        hold_base = copy(Hold, hold.pk, jobs, created_at=at, ended_at=ended_at, **held)
-        ordered = {"quote_id": new_quote, "hold_id": f"{hold_base} + n", "idempotency_key": "'copy:' || n"}
+        owner_and_time = {"organization_id": owner, "created_at": created_at}
+        copy(Quote, quote.pk, jobs, id=new_quote, expires_at=ended_at, **owner_and_time)
+        hold_keys = {"quote_id": new_quote, "account_id": account, "reference": "'copy:' || n"}
+        hold_base = copy(Hold, hold.pk, jobs, created_at=created_at, ended_at=ended_at, **hold_keys)
+        order_keys = {"quote_id": new_quote, "hold_id": f"{hold_base} + n", "idempotency_key": "'copy:' || n"}
         # Another member has ordered a thousandth of the customer's jobs, so that a search by member finds few rows.
         placed_by = f"(CASE WHEN n % {1000 * own_every} = 0 THEN {user_base + 1} ELSE t.placed_by_id END)"
-        copy(Order, order.pk, jobs, id=new_order, placed_by_id=placed_by, **ordered, **changed)
+        copy(Order, order.pk, jobs, id=new_order, placed_by_id=placed_by, **order_keys, **owner_and_time)
         state = "CASE WHEN n % 7 = 0 THEN 'failed' ELSE t.state END"
         name = "'training ' || n % 1000"
-        times = {"queued_at": at, "started_at": at, "finished_at": ended_at}
+        times = {"queued_at": created_at, "started_at": created_at, "finished_at": ended_at}
         job_base = copy(
             Job, job.pk, jobs, organization_id=owner, order_id=new_order, placed_by_id=placed_by, name=name,
             state=state, **times,
         )  # fmt: skip
-        copy(Receipt, hold.receipt.pk, jobs, hold_id=f"{hold_base} + n", title=name, **changed)
+        copy(Receipt, hold.receipt.pk, jobs, hold_id=f"{hold_base} + n", title=name, **owner_and_time)
         copy(Attempt, job.attempts.get().pk, jobs, job_id=f"{job_base} + n")
         for event in JobEvent.objects.filter(job=job).order_by("pk")[:EVENTS_PER_JOB]:
-            copy(JobEvent, event.pk, jobs, job_id=f"{job_base} + n", created_at=at)
+            copy(JobEvent, event.pk, jobs, job_id=f"{job_base} + n", created_at=created_at)
         transaction_base = copy(
-            Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=at
+            Transaction, charge.transaction_id, entries // 2, reference="'copy:' || n", created_at=created_at
         )
         for entry, entry_account in ((charge, account), (opposite, "t.account_id")):
             copy(Entry, entry.pk, entries // 2, transaction_id=f"{transaction_base} + n", account_id=entry_account)
-        audited = AuditEvent.objects.filter(organization=organization).latest("pk")
-        copy(AuditEvent, audited.pk, jobs, **changed)
+        audit_event = AuditEvent.objects.filter(organization=organization).latest("pk")
+        copy(AuditEvent, audit_event.pk, jobs, **owner_and_time)
         cursor.execute("SET session_replication_role = DEFAULT")
         started_at = time.monotonic()
         cursor.execute("VACUUM ANALYZE")

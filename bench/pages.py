@@ -1,4 +1,4 @@
-"""Cost of pages: CPU milliseconds for a page of 25 rows, and 200 clients of the real server while a run trains.
+"""Cost of pages: CPU milliseconds for a page of 25 rows, and response times of 200 clients while a run trains.
 
 make bench NAME=pages (QUICK=1 for fewer rounds and a shorter load)
 
@@ -7,10 +7,11 @@ A page's CPU time is what this process uses for one request through all middlewa
 (`bench.bare_job_list`). It is the quotient of their rates, in requests per second of CPU time. The requests of the two
 views alternate.
 
-For the load, the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job's page
-alternately. In the first and the last of the four loads the next request follows the response at once. In the others a
-client sends a request every three seconds, as the pages refresh themselves, and every two seconds. Clients, console,
-PostgreSQL and the run share the machine's cores. The figures `cores_…` show how many cores each of them used.
+For the loads, the console runs as `manage.py up` serves it. Each client requests the list of jobs and a job's page
+alternately. In the first and the last of the four loads, the next request follows the response at once. In the second
+load, a client sends a request every three seconds, as the pages refresh themselves; in the third, every two seconds.
+Clients, console, PostgreSQL and the run share the machine's cores. The figures `cores_…` show how many cores each of
+them used.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def measure(settings: Any, url: str) -> tuple[dict[str, rounds.Figure], dict[str
     client.force_login(customer.membership.user)
     paths = page_paths(customer)
     figures = {f"cpu_ms_{page}": cpu_milliseconds(client, path)[0] for page, path in paths.items()}
-    list_ms, bare_ms = cpu_milliseconds(client, paths["job_list"], reverse(BARE_VIEW))
-    figures |= {f"cpu_ms_{BARE_VIEW}": bare_ms}
+    list_figure, bare_figure = cpu_milliseconds(client, paths["job_list"], reverse(BARE_VIEW))
+    figures |= {f"cpu_ms_{BARE_VIEW}": bare_figure}
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
     with serve_console(url) as server:
         start_training(customer)
@@ -106,7 +107,7 @@ def measure(settings: Any, url: str) -> tuple[dict[str, rounds.Figure], dict[str
             memory_mib.append(cpu_use.web_memory_mib(server))
     figures |= {f"web_mib_{loads}_loads": rounds.summary([mib]) for loads, mib in enumerate(memory_mib)}
     return figures, {
-        "job_list_vs_bare_view": round(bare_ms["median"] / list_ms["median"], 3),
+        "job_list_vs_bare_view": round(bare_figure["median"] / list_figure["median"], 3),
         "web_memory_1_load_vs_before": round(memory_mib[1] / memory_mib[0], 3),
         "web_memory_4_loads_vs_1": round(memory_mib[4] / memory_mib[1], 3),
     }
@@ -121,7 +122,7 @@ def create_customer(folder: Path) -> Any:
     from tests.fakes import FakeBackend  # noqa: PLC0415 - as above
 
     backend = FakeBackend(root=folder / "fake-runs")
-    create = clusters.create
+    real_create = clusters.create
     clusters.create = lambda _kind, **_options: backend  # type: ignore[assignment,return-value]
     clusters.cluster.cache_clear()
     customer = Customer(backend)
@@ -130,7 +131,7 @@ def create_customer(folder: Path) -> Any:
         customer.end(customer.started(at=started_at), Outcome.COMPLETED, at=started_at + 300)
         DatasetVersionFactory(dataset__organization=customer.organization)
         WorkspaceFactory(organization=customer.organization)
-    clusters.create = create  # type: ignore[assignment]
+    clusters.create = real_create  # type: ignore[assignment]
     clusters.cluster.cache_clear()
     return customer
 
@@ -147,13 +148,13 @@ def cpu_milliseconds(client: Any, *paths: str) -> list[rounds.Figure]:
     """Return this process's CPU time for a request of each path. The paths are requested in turn."""
     milliseconds: list[list[float]] = [[] for _path in paths]
     for _request in range(WARM_UP_REQUESTS + REQUESTS):
-        for path, measured in zip(paths, milliseconds, strict=True):
+        for path, path_milliseconds in zip(paths, milliseconds, strict=True):
             started_at = time.process_time()
             response = client.get(path)
-            measured.append((time.process_time() - started_at) * 1000)
+            path_milliseconds.append((time.process_time() - started_at) * 1000)
             if response.status_code != httpx.codes.OK:
                 raise SystemExit(f"{path} answered {response.status_code}")
-    return [rounds.summary(measured[WARM_UP_REQUESTS:]) for measured in milliseconds]
+    return [rounds.summary(path_milliseconds[WARM_UP_REQUESTS:]) for path_milliseconds in milliseconds]
 
 
 @contextmanager

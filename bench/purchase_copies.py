@@ -43,27 +43,27 @@ class PurchaseCopies:
 
     def add_finished(self, count: int) -> None:
         """Add `count` jobs that have succeeded."""
-        last_job = Job.objects.latest("pk").pk
+        last_job_pk = Job.objects.latest("pk").pk
         self._copy(count)
         self._execute(
             "INSERT INTO jobs_attempt (job_id, number, backend, granted_nodes, claimed_at, submitted_at, started_at, "
             "finished_at, reason, detail, nodes, spans, restarts, cursor) SELECT id, 1, 'default', nodes, queued_at, "
             "queued_at, queued_at, now(), 'completed', '', '[]', '[]', 0, '{}' FROM jobs_job WHERE id > %s",
-            [last_job],
+            [last_job_pk],
         )
         for kind in ("ordered", "starting", "running", "succeeded"):
             self._execute(
                 "INSERT INTO jobs_jobevent (job_id, attempt, kind, data, created_at) "
                 "SELECT id, 1, %s, '{}', queued_at FROM jobs_job WHERE id > %s",
-                [kind, last_job],
+                [kind, last_job_pk],
             )
         # A constraint requires a charge in a settled hold; its amount does not matter here.
         self._execute(
             "UPDATE billing_hold SET state = 'settled', charged_minor = 1, ended_at = now() WHERE id IN (SELECT "
             "jobs_order.hold_id FROM jobs_order JOIN jobs_job ON order_id = jobs_order.id WHERE jobs_job.id > %s)",
-            [last_job],
+            [last_job_pk],
         )
-        Job.objects.filter(pk__gt=last_job).update(
+        Job.objects.filter(pk__gt=last_job_pk).update(
             state=JobState.SUCCEEDED, reason="completed", finished_at=models.F("queued_at")
         )
         self._update_balances()

@@ -71,8 +71,8 @@ def main() -> None:
             run_one(client)  # the first run starts Ray's workers and does not count
             started_at = time.monotonic()
             with ThreadPoolExecutor(clients) as pool:
-                for done in [pool.submit(run_repeatedly, client, runs // clients) for _client in range(clients)]:
-                    done.result()  # raises the thread's error
+                for future in [pool.submit(run_repeatedly, client, runs // clients) for _client in range(clients)]:
+                    future.result()  # raises the thread's error
             print(time.monotonic() - started_at)
         finally:
             head.terminate()

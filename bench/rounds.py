@@ -50,7 +50,7 @@ def summary(values: Sequence[float]) -> Figure:
 
 def summaries(values: Mapping[str, Sequence[float]]) -> dict[str, Figure]:
     """Return the summary of each name's values."""
-    return {name: summary(each) for name, each in values.items()}
+    return {name: summary(numbers) for name, numbers in values.items()}
 
 
 def ratio(figures: Mapping[str, Figure], numerator: str, denominator: str) -> float:

@@ -115,7 +115,7 @@ class SimulatedAdministrator:
 
     def write_off(self, _customer: Customer) -> bool:
         """Write off a part of some customer's debt."""
-        debts = [(each.account, receivables.owed_minor(each.account)) for each in self.customers]
+        debts = [(customer.account, receivables.owed_minor(customer.account)) for customer in self.customers]
         debts = [(account, owed_minor) for account, owed_minor in debts if owed_minor]
         if debts:
             account, owed_minor = self.chance.choice(debts)

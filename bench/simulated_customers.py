@@ -219,10 +219,10 @@ class SimulatedCustomers(SimulatedAdministrator):
 
     def refund(self, customer: Customer) -> bool:
         """Refund a part of a top-up. The connection to the provider may fail."""
-        paid = list(TopUp.objects.filter(account=customer.account, state=TopUp.States.PAID).order_by("pk")[:20])
-        if not paid:
+        top_ups = list(TopUp.objects.filter(account=customer.account, state=TopUp.States.PAID).order_by("pk")[:20])
+        if not top_ups:
             return False
-        top_up = self.chance.choice(paid)
+        top_up = self.chance.choice(top_ups)
         amount_minor = self.chance.randint(1, top_up.amount_minor)
         self._call_with_faults(
             lambda: refunds.refund(top_up=top_up, amount_minor=amount_minor, reason="Asked", user=self.administrator)

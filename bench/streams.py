@@ -88,11 +88,13 @@ def main() -> None:
         client.force_login(customer.membership.user)
         cookie = client.cookies[settings.SESSION_COOKIE_NAME].OutputString(attrs=[])
         with serve_console(url) as server:
-            job, waiting = start_jobs(customer)
+            job, waiting_jobs = start_jobs(customer)
             port = int(settings.WEB_BIND.rpartition(":")[2])
             try:
                 figures = asyncio.run(
-                    measure(server=server, settings=settings, port=port, cookie=cookie, job=job, waiting=waiting)
+                    measure(
+                        server=server, settings=settings, port=port, cookie=cookie, job=job, waiting_jobs=waiting_jobs
+                    )
                 )
             finally:
                 customer.write(STOP_FILE, "")
@@ -122,11 +124,11 @@ def start_jobs(customer: Any) -> tuple[Any, list[Any]]:
 
 
 async def measure(
-    *, server: psutil.Process, settings: Any, port: int, cookie: str, job: Any, waiting: list[Any]
+    *, server: psutil.Process, settings: Any, port: int, cookie: str, job: Any, waiting_jobs: list[Any]
 ) -> dict[str, rounds.Figure]:
     """Return the times of both parts, the memory of the web process, and the cores that each process used."""
     log = Path(os.environ["TRAINYARD_VAR"], "runs", f"job-{job.pk}-1", "logs", "rank-0.log")
-    output = f"/api/v1/jobs/{job.pk}/logs/?rank=0&tail=1"
+    output_path = f"/api/v1/jobs/{job.pk}/logs/?rank=0&tail=1"
     streamed, tail = Arrivals(), Arrivals()
     services = settings.EMBEDDED.processes()
     figures: dict[str, rounds.Figure] = {"web_mib_alone": rounds.summary([cpu_use.web_memory_mib(server)])}
@@ -142,7 +144,7 @@ async def measure(
             arrivals.is_measured = False
             if len(arrivals.seconds) < 2:
                 raise SystemExit(f"{source}, {name}: {len(arrivals.seconds)} lines arrived")
-            milliseconds = [each * 1000 for each in arrivals.seconds]
+            milliseconds = [delay * 1000 for delay in arrivals.seconds]
             p95 = round(statistics.quantiles(milliseconds, n=20)[-1], 3)
             figures[f"{source}_ms_{name}"] = rounds.summary(milliseconds) | {"p95": p95}
             print(f"{source}, {name}: {len(milliseconds)} lines, {figures[f'{source}_ms_{name}']} ms", flush=True)
@@ -151,13 +153,13 @@ async def measure(
 
     async with AsyncExitStack() as connections:
         await connections.enter_async_context(follow_file(log, tail))
-        events = await connections.enter_async_context(open_stream(port, output, cookie))
+        events = await connections.enter_async_context(open_stream(port, output_path, cookie))
         reading = asyncio.create_task(follow(events, streamed))
         await asyncio.sleep(SETTLE_SECONDS)
         await measure_part("alone")
-        state = "/api/v1/jobs/{}/stream/"
-        paths = [output, state.format(job.pk)] * (FOLLOWERS // 2)
-        paths += [state.format(waiting[number % WAITING_JOBS].pk) for number in range(STREAMS - len(paths))]
+        state_path = "/api/v1/jobs/{}/stream/"
+        paths = [output_path, state_path.format(job.pk)] * (FOLLOWERS // 2)
+        paths += [state_path.format(waiting_jobs[number % WAITING_JOBS].pk) for number in range(STREAMS - len(paths))]
         slots = asyncio.Semaphore(OPENING_AT_ONCE)
 
         async def open_one(path: str) -> asyncio.Task[None]:

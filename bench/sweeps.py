@@ -74,17 +74,18 @@ def past_trials(parameters: Any, method: Any) -> list[Any]:
     """Return ended trials of a sweep with this method, each with the state of the sampler after it."""
     from jobs.sweeps import suggestions  # noqa: PLC0415 - Django must be set up first
 
-    values = random.Random(1)  # noqa: S311 - values of a metric, not secrets
+    chance = random.Random(1)  # noqa: S311 - values of a metric, not secrets
     study = suggestions.study_of(
         space=parameters, goal="maximize", method=method, seed=1, trials=[], minimizes_cost=False
     )
     past = []
     for _number in range(PAST_TRIALS):
         trial = study.ask()
-        chosen = suggestions.parameters_of(trial, parameters)
-        value = values.random()
+        suggestion = suggestions.parameters_of(trial, parameters)
+        value = chance.random()
         study.tell(trial, value)
-        past.append(suggestions.PastTrial(chosen, value, is_ended=True, state=study.trials[trial.number].system_attrs))
+        state = study.trials[trial.number].system_attrs
+        past.append(suggestions.PastTrial(suggestion, value, is_ended=True, state=state))
     return past
 
 

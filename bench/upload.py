@@ -58,9 +58,9 @@ class Server:
     def send(self, method: str, path: str, status: int, *, headers: str = "", body: BinaryIO | None = None) -> str:
         """Send a request, and return the response's headers; its body is discarded. Fails unless it has this status."""
         size = os.fstat(body.fileno()).st_size if body else 0
-        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n"
+        request = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {size}\r\n"
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
-            connection.sendall(f"{head}{self.headers}{headers}\r\n".encode())
+            connection.sendall(f"{request}{self.headers}{headers}\r\n".encode())
             if body:
                 connection.sendfile(body)
             received, buffer = b"", bytearray(MIB)
@@ -107,7 +107,7 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     workspace = catalog.create_workspace(organization=membership.organization, user=user, name="bench")
     catalog.create_dataset(organization=membership.organization, user=user, name="bench")
     token = services.create_token(membership=membership, name="bench")[1]
-    stored = selectors.workspace_folder(workspace)
+    workspace_folder = selectors.workspace_folder(workspace)
     bare_folder = folder / "storage" / "bare"
     bare_folder.mkdir()
     source, archive = folder / "source.bin", folder / "archive.tar"
@@ -122,7 +122,7 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
         console_server.headers = f"Authorization: Token {token}\r\nTus-Resumable: 1.0.0\r\n"
 
         def upload() -> float:
-            (stored / "file.bin").unlink(missing_ok=True)
+            (workspace_folder / "file.bin").unlink(missing_ok=True)
             return upload_seconds(console_server, source, path="file.bin")
 
         def bare_put() -> float:
@@ -143,21 +143,21 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
             return perf_counter() - started_at
 
         def folder_of_files() -> float:
-            shutil.rmtree(stored / "unpacked", ignore_errors=True)
+            shutil.rmtree(workspace_folder / "unpacked", ignore_errors=True)
             return upload_seconds(console_server, archive, path="unpacked", unpack="")  # the key alone asks to unpack
 
         def archive_of_files() -> float:
             return upload_seconds(console_server, archive, purpose="dataset")
 
-        single = [
+        file_variants = [
             rounds.Variant("upload", upload), rounds.Variant("bare_put", bare_put),
             rounds.Variant("download", download), rounds.Variant("bare_get", bare_get),
         ]  # fmt: skip
         upload(), bare_put()  # so that the first downloads find their files
-        values = rounds.measure(single, ROUNDS, "s")
+        values = rounds.measure(file_variants, ROUNDS, "s")
         memory = console_server.peak_memory_mib()
-        several = [rounds.Variant("files", folder_of_files), rounds.Variant("archive", archive_of_files)]
-        values |= rounds.measure(several, ARCHIVE_ROUNDS, "s")
+        archive_variants = [rounds.Variant("files", folder_of_files), rounds.Variant("archive", archive_of_files)]
+        values |= rounds.measure(archive_variants, ARCHIVE_ROUNDS, "s")
     figures = rounds.summaries(values)
     ratios = {
         "upload_vs_bare_put": rounds.ratio(figures, "bare_put", "upload"),
@@ -168,15 +168,18 @@ def measure(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
 
 
 def upload_seconds(server: Server, file: Path, **metadata: str) -> float:
-    """Upload a file as a tus client does; return the seconds. It goes into the workspace unless `metadata` differs."""
+    """Upload a file as a tus client does; return the seconds.
+
+    The file goes into the workspace, unless `metadata` names another `purpose`.
+    """
     started_at = perf_counter()
-    values = {"purpose": "workspace", "name": "bench"} | metadata
-    packed = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in values.items())
-    created = server.send(
+    metadata = {"purpose": "workspace", "name": "bench"} | metadata
+    encoded_metadata = ",".join(f"{name} {b64encode(value.encode()).decode()}" for name, value in metadata.items())
+    response_headers = server.send(
         "POST", "/api/v1/uploads/", 201,
-        headers=f"Upload-Length: {file.stat().st_size}\r\nUpload-Metadata: {packed}\r\n",
+        headers=f"Upload-Length: {file.stat().st_size}\r\nUpload-Metadata: {encoded_metadata}\r\n",
     )  # fmt: skip
-    path = created.lower().split("location: ")[1].split()[0]
+    path = response_headers.lower().split("location: ")[1].split()[0]
     with file.open("rb") as body:
         server.send(
             "PATCH", path, 204,

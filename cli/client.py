@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 import httpx
 
 from .decoding import decode
-from .errors import ApiError, UnexpectedAnswer
+from .errors import ApiError, CliError, UnexpectedAnswer
 from .schemas import (
     Dataset,
     Diagnosis,
@@ -336,7 +336,13 @@ class Client:
         quote is still bought once.
         """
         headers = {"Idempotency-Key": f"trainyard-cli-{quote_id}"}
-        return self._transport.json("POST", path, json={"quote": quote_id}, headers=headers)
+        try:
+            return self._transport.json("POST", path, json={"quote": quote_id}, headers=headers)
+        except CliError as error:
+            # A user who runs the command again gets a new quote, which would be bought in addition.
+            if not isinstance(error, ApiError) or error.status >= 500:
+                error.message += f" The purchase may have been made: look at {self.url} before you buy again."
+            raise
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON of the answer to a GET request."""

@@ -2,7 +2,7 @@
 
 The file is `credentials.json` in `$XDG_CONFIG_HOME/trainyard` or `~/.config/trainyard`, with mode 0600:
 `{"default": URL, "tokens": {URL: TOKEN}}`. For the console at `TRAINYARD_URL`, `TRAINYARD_TOKEN` has precedence over
-the file. With these two, an http address needs `TRAINYARD_ALLOW_HTTP` in place of `login`'s option --allow-http.
+the file. An http address in `TRAINYARD_URL` then needs `TRAINYARD_ALLOW_HTTP`, as `login` needs --allow-http.
 """
 
 from __future__ import annotations

@@ -77,16 +77,16 @@ def job_files(client: Client, job_id: int, path: str) -> Iterator[JobEntry]:
             if entry.path == path and entry.kind == "file":
                 yield entry
                 return
-    pending = [path]  # `path` is a folder
-    while pending:
-        folder = pending.pop()
+    pending_folders = [path]
+    while pending_folders:
+        folder = pending_folders.pop()
         for entry in client.job_files(job_id, folder):
             safe_parts(entry.path)
             parent, _slash, _name = entry.path.rpartition("/")
             if parent != folder:
                 raise UnsafePath(f"The console listed {entry.path!r} in the folder {folder!r}.")
             if entry.kind == "folder":
-                pending.append(entry.path)
+                pending_folders.append(entry.path)
             elif entry.kind == "file":
                 yield entry
 

@@ -29,12 +29,12 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u2
 PIPE_WIDTH = 240
 """Characters in a line of a table that is not printed on a terminal: wide enough for a row of every table, so that
 programs such as `grep` read each row as one line."""
+# The decimals of each currency's minor unit, as in the console's `billing.currencies`, which this program does not
+# import. Currencies in neither set have two.
 ZERO_DECIMALS = frozenset(
     ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF", "XOF", "XPF")
 )
 THREE_DECIMALS = frozenset(["BHD", "JOD", "KWD", "OMR", "TND"])
-"""Currencies whose minor unit has no or three decimals, as in `billing.currencies` of the console, which this program
-does not import. All others have two."""
 Advance = Callable[[int], None]
 """A function that advances a progress bar by a number of bytes."""
 

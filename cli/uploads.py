@@ -54,7 +54,7 @@ class Content(Protocol):
         """The files' paths, sizes and times, or a hash of them. It identifies the content of an interrupted upload."""
 
     def read(self, offset: int) -> Iterator[bytes]:
-        """Yield the bytes from `offset` on. Raises CliError if the size of a file has changed meanwhile."""
+        """Yield the bytes from `offset` on. Raises CliError if a file has changed meanwhile."""
 
 
 class FileContent:
@@ -63,12 +63,13 @@ class FileContent:
     def __init__(self, file: Path) -> None:
         status = file.stat()
         self._file = file
+        self._modified_ns = status.st_mtime_ns
         self.size = status.st_size
         self.fingerprint = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
 
     def read(self, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset` on."""
-        yield from _read_exactly(self._file, offset, self.size)
+        yield from _read_exactly(self._file, offset, self.size, self._modified_ns)
 
 
 class TarContent:
@@ -99,7 +100,7 @@ class TarContent:
             if offset < member_end:
                 file_offset = max(0, offset - data_begin)
                 if file_offset < file.size:
-                    yield from _read_exactly(file.file, file_offset, file.size)
+                    yield from _read_exactly(file.file, file_offset, file.size, file.modified_ns)
                 yield b"\0" * (_pad_size(file.size) - max(file_offset, file.size))
             header_begin = member_end
         yield b"\0" * (self.size - max(header_begin, offset))  # two empty blocks end an archive
@@ -117,10 +118,12 @@ def _pad_size(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
-def _read_exactly(file: Path, offset: int, size: int) -> Iterator[bytes]:
-    """Yield the bytes from `offset` to `size`. Raises CliError if the size of the file has changed."""
+def _read_exactly(file: Path, offset: int, size: int, modified_ns: int) -> Iterator[bytes]:
+    """Yield the bytes from `offset` to `size`. Raises CliError if the size or the time of the file has changed."""
     with file.open("rb") as stream:
-        if os.fstat(stream.fileno()).st_size != size:
+        status = os.fstat(stream.fileno())
+        # The time too: a large file is read in several requests, which must not mix its old and new bytes.
+        if (status.st_size, status.st_mtime_ns) != (size, modified_ns):
             raise CliError(f"{file} changed while it was sent. Send it again.")
         stream.seek(offset)
         while offset < size:
@@ -198,14 +201,14 @@ class Uploads:
         size = min(REQUEST_BYTES, content.size - offset)
 
         def body() -> Iterator[bytes]:
-            left = size
+            unsent_bytes = size
             for block in content.read(offset):
-                part = block[:left]
+                part = block[:unsent_bytes]
                 if part:
                     yield part
-                    left -= len(part)
-                    report(offset + size - left)
-                if not left:
+                    unsent_bytes -= len(part)
+                    report(offset + size - unsent_bytes)
+                if not unsent_bytes:
                     return
 
         return self._client.append_upload(upload_id, offset=offset, content=body(), size=size)

@@ -173,7 +173,7 @@ class LogFollower:
     def _run(self) -> None:
         """Print the output of each attempt in the queue, until None (the thread's function)."""
         while (attempt := self._attempts.get()) is not None:
-            # If the console is at fault, `Watch` raises an error too, as it follows the job's state.
+            # If the console fails, `Watch` meets the error too, since it follows the job's state.
             with suppress(CliError):
                 for line in lines(self._client, self._job_id, rank=0, attempt=attempt, pause=self._pause):
                     if self._is_stopped.is_set():

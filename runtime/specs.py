@@ -2,8 +2,8 @@
 
 Pure: no clock, no disk, standard library only.
 
-A RunSpec holds everything that a backend needs for a run, and a RunStatus everything that it knows about one. Both are
-stored as JSON, so a supervisor or a restarted console can read them later.
+A RunSpec holds everything that a backend needs for a run. A RunStatus holds everything that a backend knows about a
+run. Both are stored as JSON, so a supervisor or a restarted console can read them later.
 """
 
 from __future__ import annotations
@@ -263,9 +263,12 @@ class FailureCode(enum.StrEnum):
     RANK_RAISED = "rank_raised"
     """`data`: `exception`, `message`, and the place in the code: `file`, `line`, `function`."""
     RANK_EXITED = "rank_exited"
+    """A process ended by itself, with an exit code that is not 0."""
     RANK_KILLED = "rank_killed"
+    """A signal ended a process."""
     OUT_OF_MEMORY = "out_of_memory"
     TOO_MANY_PROCESSES = "too_many_processes"
+    """The node reached its limit of processes, or its processes left no CPU time for the launcher."""
     DISK_FULL = "disk_full"
     HUNG = "hung"
     STOPPED = "stopped"
@@ -275,7 +278,9 @@ class FailureCode(enum.StrEnum):
     NODE_SILENT = "node_silent"
     """The node stopped answering: it was frozen, or cut off from the others."""
     NODE_NOT_STARTED = "node_not_started"
+    """The node could not be prepared, or did not start in time."""
     NODES_NOT_MET = "nodes_not_met"
+    """The nodes did not connect to each other in time."""
     NODES_NOT_PLACED = "nodes_not_placed"
     """The cluster placed only some of the nodes. `data`: `placed`, `nodes`, `seconds`, `waiting_code`."""
     EVICTED = "evicted"
@@ -310,7 +315,7 @@ class FailureCode(enum.StrEnum):
 
 
 class WaitingCode(enum.StrEnum):
-    """The reason why an accepted run does not run yet, with the keys of `RunStatus.waiting_data`."""
+    """The reason why an accepted run does not run yet. Names in backquotes are the keys of `RunStatus.waiting_data`."""
 
     STARTING = "starting"
     """Nodes are starting. `step`: place, image, container or supervisor; `nodes`, if known: how many are not ready."""
@@ -365,7 +370,7 @@ class Failure:
 
     `rank` is the global rank, or None for a fault of the node. If a process failed, `exit_code` or `signal` is set.
     `message` is an English sentence for logs; `code` and `data` (plain numbers and names, such as `limit_mib`) let the
-    console describe the failure. `last_lines` is the end of that rank's output.
+    console describe the failure. `last_lines` is the end of the output of `rank`.
     """
 
     message: str
@@ -442,7 +447,7 @@ class NodeCapacity:
     total: Resources
     free: Resources
     closed_to: frozenset[str] = frozenset()
-    """The kinds of nodes that are never placed on this machine; "" stands for all kinds that are not in
+    """The node kinds that are never placed on this machine; "" stands for all kinds that are not in
     `Capacity.placed_kinds`."""
     gpus_only: bool = False
     """Whether only nodes with GPUs are placed on this machine."""
@@ -500,8 +505,8 @@ class LogChunk:
     Offsets are bytes in the stored file. `text` begins at `offset` and ends at a UTF-8 boundary; invalid bytes appear
     as U+FFFD. `size` is how many bytes the log has now; None where the cluster does not know.
 
-    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. A time holds for the
-    lines from its pair's number to the next pair's, give or take 0.1 s; in a log of many hours it may be off by more
+    `times` has pairs of a line's number in `text`, from 0 on, and a time (Unix seconds), in order. A time holds for its
+    line and all lines before that of the next pair. It is exact to 0.1 s, except in a log of many hours
     (`runtime.launcher.log_times`). Lines before the first pair have no known time. None: the caller did not ask for
     times.
     """

@@ -21,7 +21,7 @@ removed, so a second listing may find more."""
 
 
 class Trash:
-    """A folder for trees that are to be removed. It must be on their disk, and is created when first needed."""
+    """A folder for trees that are to be removed, on the disk of these trees. It is created when first needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -139,7 +139,7 @@ def grant_owner_access(name: str, parent_fd: int | None, needed: int = 0o700) ->
         return
     descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
-        # By its descriptor, since the code may have put another folder or a link in its place.
+        # By its descriptor, since hostile code may have put another folder or a link in its place.
         os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(status.st_mode) | needed)  # noqa: PTH101
     finally:
         os.close(descriptor)

@@ -89,7 +89,7 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
         for line in lines(client, job_id, rank=rank, attempt=attempt, timestamps=timestamps, pause=session.pause):
             click.echo(_format_line(line))
         return
-    text, times = list[str](), list[float | None]()
+    texts, times = list[str](), list[float | None]()
     incomplete, offset, is_last = Line(""), 0, False
     while not is_last:
         part = client.log(job_id, rank=rank, attempt=attempt, offset=offset, timestamps=timestamps)
@@ -99,12 +99,12 @@ def logs(session: Session, job_id: int, follow: bool, rank: int, attempt: int | 
         if is_last and incomplete.text:
             complete.append(incomplete)
         if session.screen.is_json:
-            text.append(part.text)
+            texts.append(part.text)
             times += [line.time for line in complete]
         else:
             for line in complete:
                 click.echo(_format_line(line))
-    document: dict[str, object] = {"job": job_id, "rank": rank, "text": "".join(text)}
+    document: dict[str, object] = {"job": job_id, "rank": rank, "text": "".join(texts)}
     if timestamps:
         document["times"] = times
     session.screen.print_if_json(document)

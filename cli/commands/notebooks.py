@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ..client import Client
-from ..errors import JOB_FAILED, InvalidChoice
+from ..errors import JOB_FAILED, CliError, InvalidChoice
 from ..schemas import Notebook, NotebookExtensionQuote, NotebookQuote
 from ..screen import money
 from ..session import Session, json_option, pass_session, yes_option
@@ -49,11 +49,11 @@ def notebook() -> None:
 def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, yes: bool, **options: Any) -> None:
     """Show the price of a notebook, buy it, and show its address once JupyterLab runs.
 
-    Exit status: 0 JupyterLab runs, 3 the notebook ended before it ran, 5 above --max-ceiling.
+    Exit status: 0 JupyterLab runs, 3 the notebook ended before it ran, 5 above --max-ceiling, 130 detached.
     """
     client, screen = session.connect(), session.screen
-    node = options["node_spec"] or next((spec.name for spec in client.node_specs()), "")
-    form = {name: options[name] for name in ("workspace", "image")} | {"node_spec": node}
+    node_spec = options["node_spec"] or next((spec.name for spec in client.node_specs()), "")
+    form = {name: options[name] for name in ("workspace", "image")} | {"node_spec": node_spec}
     form |= {"datasets": list(options["datasets"])}
     form |= {name: options[name] for name in ("requirements", "inspected_job")}
     form |= {"max_seconds": _to_seconds(options["hours"], 3600, "--hours")}
@@ -66,11 +66,11 @@ def start(session: Session, /, *, ceiling: str | None, max_ceiling: str | None, 
     confirm_purchase(session, price_quote, limit=max_ceiling, is_confirmed=yes, noun="notebook")
     new_notebook = client.order_notebook(price_quote.id)
     screen.print(f"Bought: notebook {new_notebook.id}.", style="green")
-    running = _wait_until_running(session, client, new_notebook)
-    if not screen.print_if_json(running):
-        ended = f"Notebook {running.id} ended before it ran: {running.reason or running.state}."
-        screen.print(f"Open it in your browser: {running.url}" if running.url else ended)
-    if not running.url:
+    current = _wait_until_running(session, client, new_notebook)
+    if not screen.print_if_json(current):
+        failure = f"Notebook {current.id} ended before it ran: {current.reason or current.state}."
+        screen.print(f"Open it in your browser: {current.url}" if current.url else failure)
+    if not current.url:
         click.get_current_context().exit(JOB_FAILED)
 
 
@@ -137,12 +137,17 @@ def _to_seconds(number: float, unit_seconds: int, option: str) -> int:
 
 def _wait_until_running(session: Session, client: Client, new_notebook: Notebook) -> Notebook:
     """Wait until JupyterLab runs or the notebook has ended, and print what it waits for. Returns the notebook."""
-    reported = ""
-    while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:
-        if current.waiting_for != reported:
-            session.screen.print(current.waiting_for)
-            reported = current.waiting_for
-        session.pause(POLL_SECONDS)
+    printed_sentence = ""
+    try:
+        while not (current := client.notebook(new_notebook.id)).url and not current.finished_at:
+            if current.waiting_for != printed_sentence:
+                session.screen.print(current.waiting_for)
+                printed_sentence = current.waiting_for
+            session.pause(POLL_SECONDS)
+    except (KeyboardInterrupt, CliError):  # the notebook goes on, and is charged while nobody uses it
+        number = new_notebook.id
+        session.screen.print(f"Notebook {number} may go on. Stop it: trainyard notebook stop {number}")
+        raise
     return current
 
 

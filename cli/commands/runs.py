@@ -214,14 +214,17 @@ def confirm_purchase(
     """
     if quote.refusal:
         raise CliError(quote.refusal)
-    price_minor = quote.added_minor if isinstance(quote, NotebookExtensionQuote) else quote.ceiling_minor
+    if isinstance(quote, NotebookExtensionQuote):
+        price_minor, advice = quote.added_minor, "Add less time"
+    else:
+        price_minor, advice = quote.ceiling_minor, "Lower the ceiling"
     price = money(price_minor, quote.currency)
     if limit is not None:
         limit_minor = to_minor(limit, quote.currency, limit_option)
         if price_minor > limit_minor:
             raise TooExpensive(
-                f"The ceiling is {price}, above your limit of {money(limit_minor, quote.currency)}. Nothing was "
-                "bought. Lower the ceiling, or raise the limit."
+                f"This {noun} costs up to {price}, above your limit of {money(limit_minor, quote.currency)}. Nothing "
+                f"was bought. {advice}, or raise the limit."
             )
     session.confirm(
         f"Buy this {noun} for at most {price}?",

@@ -173,12 +173,12 @@ def _confirm_and_buy(
 
 def _watch_to_end(session: Session, client: Client, sweep_id: int) -> None:
     """Report changes of a sweep until its end, show it, and end the program with its exit status."""
-    screen, reported = session.screen, ""
+    screen, printed_line = session.screen, ""
     try:
         while not (current := client.sweep(sweep_id)).ended_at:
-            if (line := _progress_line(current)) != reported:
+            if (line := _progress_line(current)) != printed_line:
                 screen.print(line)
-                reported = line
+                printed_line = line
             session.pause(POLL_SECONDS)
     except KeyboardInterrupt:
         screen.print(f"Sweep {sweep_id} goes on. Watch it: trainyard sweep watch {sweep_id}")

@@ -29,7 +29,7 @@ many compilers run at once."""
 _HIDE_CUDA = """\
 import os.path
 exists = os.path.exists
-# Torch looks for CUDA there by default. If it finds a part of a toolkit, Horovod's build fails without the rest.
+# Torch looks for CUDA in /usr/local/cuda. If it finds a part of a toolkit, Horovod's build fails without the rest.
 os.path.exists = lambda path: path != "/usr/local/cuda" and exists(path)
 """
 RunCommand = Callable[[list[str], Mapping[str, str]], str]
@@ -53,20 +53,20 @@ def build_wheels(
     if section.compilation is None:
         raise ValueError("this section is not compiled")
     installed_packages = run([uv.executable(), "pip", "freeze", "--python", str(python)], {})
-    cached = cache_folder() / _digest(section, installed_packages)
+    wheels = cache_folder() / _digest(section, installed_packages)
     if rebuild:
-        shutil.rmtree(cached, ignore_errors=True)
-    if not cached.is_dir():
+        shutil.rmtree(wheels, ignore_errors=True)
+    if not wheels.is_dir():
         _require_tools()
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cached.parent, prefix=".compiling-") as folder:
-            compiled = _compile(section, section.compilation, python, Path(folder), run=run, report_step=report_step)
+        wheels.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=wheels.parent, prefix=".compiling-") as folder:
+            new_wheels = _compile(section, section.compilation, python, Path(folder), run=run, report_step=report_step)
             try:
-                compiled.rename(cached)
+                new_wheels.rename(wheels)
             except OSError:
-                if not cached.is_dir():  # another process may have compiled the wheels meanwhile
+                if not wheels.is_dir():  # another process may have compiled the wheels meanwhile
                     raise
-    return sorted(map(str, cached.glob("*.whl")))
+    return sorted(map(str, wheels.glob("*.whl")))
 
 
 def cache_folder() -> Path:
@@ -76,7 +76,8 @@ def cache_folder() -> Path:
 
 def _digest(section: Section, installed_packages: str) -> str:
     """Return the name of the cache folder. `installed_packages` is the list of the interpreter's packages."""
-    interpreter = [sys.version, sysconfig.get_platform()]  # of this process, from which the image's was created
+    # Of this process, since the image's virtual environment uses the same interpreter.
+    interpreter = [sys.version, sysconfig.get_platform()]
     return hashlib.sha256(json.dumps([section, installed_packages, interpreter]).encode()).hexdigest()
 
 

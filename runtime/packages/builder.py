@@ -31,7 +31,7 @@ from runtime.specs import Framework, Image, Mount, Outcome, Resources, RunSpec, 
 from runtime.trash import Trash, remove_tree
 
 RUN_NAME = "packages"
-"""The name of each installation's run. The runs have different roots."""
+"""The name of every installation's run. The names do not clash, since each installation has a backend of its own."""
 REPLACED_FOLDER = "A package has replaced the folder that it was to be installed in."
 """The `reason` of an `InstallResult` if `layers.move_installed` returns None."""
 LOG_LIMIT_BYTES = 1 << 20
@@ -261,7 +261,7 @@ def _remove_large_cache(layer: Layer) -> None:
         trash.empty()
 
 
-# The process
+# The process that installs
 
 
 @contextlib.contextmanager

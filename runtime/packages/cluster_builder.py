@@ -136,7 +136,10 @@ def log_of(layer: Layer) -> str:
 
 
 def _run_name(layer: Layer) -> str:
-    """Return the name of the installation's run: with the organization, since two of them may have the same key."""
+    """Return the name of the installation's run. It has the organization, since two organizations may have one key.
+
+    It has only the beginning of the key, since a run's name has at most 52 characters (`specs.NAME_PATTERN`).
+    """
     return f"packages-{layer.organization_id}-{layer.key[:12]}"
 
 

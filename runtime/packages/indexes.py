@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,17 +122,26 @@ def _split(address: str) -> SplitResult:
 
 def _without_credentials(address: str) -> str:
     """Return an address for a message: `***` replaces a user name and password, and all that comes before them."""
-    _before, at_sign, rest = address.rpartition("@")
-    return f"***@{rest}" if at_sign else address
+    _credentials, at_sign, host_and_path = address.rpartition("@")
+    return f"***@{host_and_path}" if at_sign else address
 
 
 def _without_name(address: str) -> str:
     """Return the address of an index of uv's form `name=address`; an address without a name as it is."""
-    name, separator, rest = address.partition("=")
-    return rest if separator and _INDEX_NAME.fullmatch(name) else address
+    name, separator, plain_address = address.partition("=")
+    return plain_address if separator and _INDEX_NAME.fullmatch(name) else address
 
 
 def _pip_configuration() -> dict[str, str]:
-    """Return pip's configuration as uv's variables, each overridden by this process's own variable of that name."""
-    variables = uv.environment()
+    """Return pip's configuration as uv's variables, each overridden by this process's own variable of that name.
+
+    Raises InvalidIndexes.
+    """
+    try:
+        variables = uv.environment()
+    except subprocess.CalledProcessError as error:
+        # pip's message is left out: it may quote a line of the file, and lines may have credentials.
+        raise InvalidIndexes(
+            "pip's configuration on the console's machine cannot be read. Run there: pip config list"
+        ) from error
     return variables | {name: os.environ[name] for name in _UV_VARIABLES if name in os.environ}

@@ -7,7 +7,7 @@
                                 runs, inputs    folders of the installation's run; on a cluster, inputs only
     <root>/<organization>/cache                 uv's cache, shared by the organization's installations
                          /lock                  locked during each installation, since the cache serves one at a time
-                         /last-start            its time is that of the last installation's start
+                         /last-start            modified when the last installation started
     <root>/.uv                                  a copy of uv
     <root>/.trash                               folders that are being removed
 

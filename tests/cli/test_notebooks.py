@@ -47,8 +47,19 @@ def test_a_notebook_is_bought_opened_extended_and_stopped(shell, customer, monke
     assert job.name in shell("notebook", "list")
     shell("notebook", "extend", job.pk, "--hours", "1", "--max-ceiling", "0.01", status=5)
     assert "More time adds at most 0.90 USD." in shell.stdout
+    assert "This extension costs up to 0.90 USD, above your limit of 0.01 USD." in shell.stderr
     assert shell.json("notebook", "extend", job.pk, "--hours", "1", "--yes")["ceiling_minor"] == 190  # an hour costs 90
     assert shell.json("notebook", "stop", job.pk)["state"] == "stopping"
+
+
+def test_after_ctrl_c_a_bought_notebook_goes_on_and_the_program_says_how_to_stop_it(shell):
+    class Interrupts:
+        def append(self, _seconds):
+            raise KeyboardInterrupt
+
+    shell.pauses = Interrupts()
+    shell("notebook", "start", "--yes", status=130)
+    assert f"Stop it: trainyard notebook stop {Job.objects.get().pk}" in shell.stdout
 
 
 def test_a_notebook_that_ends_before_it_runs_is_a_failure(shell, customer):

@@ -35,6 +35,11 @@ def test_an_order_whose_answer_is_lost_is_sent_again_with_its_key():
     assert line.client.order("quote").job == 7
     assert [request.headers["Idempotency-Key"] for request in line.requests] == ["trainyard-cli-quote"] * 3
     assert line.pauses == [0.5, 5.0]
+    refusal = httpx.Response(402, json={"code": "insufficient_funds", "message": "m"})
+    for answer, may_be_bought in ((httpx.ReadTimeout("lost"), True), (httpx.Response(502), True), (refusal, False)):
+        with pytest.raises(CliError) as caught:
+            Connection(answer).client.order("quote")
+        assert ("before you buy again" in caught.value.message) is may_be_bought
 
 
 @pytest.mark.parametrize(

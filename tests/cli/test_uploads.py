@@ -1,6 +1,7 @@
 """Uploads of the command line that are interrupted and continued, and which files of a folder they contain."""
 
 import io
+import os
 import tarfile
 
 import httpx
@@ -117,6 +118,11 @@ def test_a_file_that_is_deleted_while_its_folder_is_read_is_left_out(folder, mon
 def test_a_file_that_changes_while_it_is_sent_is_an_error(folder):
     content = TarContent(scan(folder))
     (folder / "block").write_bytes(b"b" * 513)
+    with pytest.raises(CliError, match="changed"):
+        b"".join(content.read(0))
+    content = FileContent(folder / "block")
+    (folder / "block").write_bytes(b"c" * 513)
+    os.utime(folder / "block", (1, 1))
     with pytest.raises(CliError, match="changed"):
         b"".join(content.read(0))
 

@@ -234,12 +234,16 @@ def test_a_server_of_the_hub_is_a_notebook_that_the_console_bills(hub, console, 
 
 @contextmanager
 def console_that_answers(answers):
-    """Yield the address of a console that gives the raw `answers` by path; any other closes the connection."""
+    """Yield the address of a console that gives the raw `answers` by path; any other closes the connection.
+
+    Those in a list are given in turn.
+    """
 
     class Handler(BaseRequestHandler):
         def handle(self):
             path = self.request.recv(65536).split()[1].decode().removeprefix("/api/v1/notebooks/")
-            self.request.sendall(answers.get(path, b""))
+            given = answers.get(path, b"")
+            self.request.sendall(given.pop(0) if isinstance(given, list) else given)
 
     with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever).start()
@@ -285,7 +289,7 @@ def test_a_server_counts_as_open_while_its_console_cannot_be_reached(installed):
     assert refusals == [None, None, 1]  # a log-in that is refused for longer than an hour has ended
 
 
-def test_a_start_takes_over_the_open_notebook_of_its_own_profile_alone(installed):
+def test_a_start_waits_while_the_console_restarts_and_takes_over_the_notebook_of_its_own_profile_alone(installed):
     def notebook(number, profile, state="running"):
         choices = {"workspace": "main", "image": "pytorch", "node_spec": "nano", "url": "u"}
         queued_at = datetime.now(UTC).isoformat()
@@ -296,8 +300,9 @@ def test_a_start_takes_over_the_open_notebook_of_its_own_profile_alone(installed
             "results": [notebook(5, "Large size"), notebook(4, "Small", state="failed")],
             "next": "http://other.example.com/?cursor=b",
         },
-        "?cursor=b": {"results": [notebook(3, "Small")], "next": None},
+        "?cursor=b": {"results": [notebook(3, "Small") | {"url": "", "waiting_for": "Waiting"}], "next": None},
     }
     answers = {path: answer(page) for path, page in pages.items()}
+    answers["3/"] = [b"", answer("bad gateway", "502 Bad Gateway"), answer(notebook(3, "Small"))]
     starts = call_spawners(installed, [(answers, "start", {"profile": profile}) for profile in ("0", "1")])
     assert [notebook for _url, notebook in starts] == [3, 5]

@@ -63,8 +63,9 @@ class NotebooksClient:
         return data
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None, idempotency_key: str) -> Any:
-        state = await self._user.get_auth_state() or {}
-        headers = {"Authorization": f"Bearer {state.get('access_token') or ''}", "Content-Type": "application/json"}
+        auth_state = await self._user.get_auth_state() or {}
+        token = auth_state.get("access_token") or ""
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         if self._organization:
             headers["Trainyard-Organization"] = self._organization
         if idempotency_key:

@@ -70,4 +70,4 @@ def organizations(auth_state: dict[str, Any] | None) -> list[dict[str, str]]:
 
 def slugs(auth_state: dict[str, Any] | None) -> set[str]:
     """Return the short names of the person's organizations."""
-    return {each["slug"] for each in organizations(auth_state)}
+    return {organization["slug"] for organization in organizations(auth_state)}

@@ -69,11 +69,13 @@ class TrainyardSpawner(Spawner):
 
     async def form(self) -> str:
         """Return the HTML of the form: the workspace, and organization and profile if there are several."""
-        state = await self.user.get_auth_state()
+        auth_state = await self.user.get_auth_state()
         attributes = f'id="workspace" name="workspace" value="{escape(self.workspace)}" class="form-control" required'
+        organization_choices = [(choice["slug"], choice["name"]) for choice in organizations(auth_state)]
+        profile_choices = [(str(number), profile["name"]) for number, profile in enumerate(self.profiles)]
         rows = [
-            _select("organization", "Organization", [(each["slug"], each["name"]) for each in organizations(state)]),
-            _select("profile", "Size", [(str(number), each["name"]) for number, each in enumerate(self.profiles)]),
+            _select("organization", "Organization", organization_choices),
+            _select("profile", "Size", profile_choices),
             f'<label for="workspace">Workspace</label><input {attributes}>',
         ]
         return "".join(f'<div class="mb-3">{row}</div>' for row in rows if row)
@@ -98,7 +100,13 @@ class TrainyardSpawner(Spawner):
                 )
             self._waiting = notebook["waiting_for"] or f"The notebook is {notebook['state']}."
             await asyncio.sleep(POLL_SECONDS)
-            notebook = await api.call("GET", f"{self.notebook_id}/")
+            try:
+                notebook = await api.call("GET", f"{self.notebook_id}/")
+            except Refused as error:
+                # From 500 on: the console cannot be reached, or fails, for example because it restarts. If this start
+                # failed then, the notebook would go on without its user. `start_timeout` limits the wait.
+                if error.console_status < 500:
+                    raise
         self.url = notebook["url"]
         self._redirect()
         return f"http://{self.redirect_host or self.redirect_ip}:{self.redirect_port}"
@@ -146,11 +154,11 @@ class TrainyardSpawner(Spawner):
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Yield JupyterHub's progress events: the most that the notebook can cost, and what it waits for."""
         # JupyterHub wants a percentage. The console knows none, so each new sentence moves the bar a little.
-        shown, percent = "", 10
+        shown_sentence, percent = "", 10
         while self._start_pending:
             sentence = " ".join(filter(None, (self.ceiling, self._waiting)))
-            if sentence != shown:
-                shown, percent = sentence, min(percent + 20, 90)
+            if sentence != shown_sentence:
+                shown_sentence, percent = sentence, min(percent + 20, 90)
                 yield {"progress": percent, "message": sentence}
             await asyncio.sleep(POLL_SECONDS)
 

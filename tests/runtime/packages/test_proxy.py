@@ -107,7 +107,7 @@ def test_only_addresses_of_the_internet_are_public(address, expected):
     assert proxy.is_public(address) is expected
 
 
-def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
+def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment(monkeypatch, tmp_path):
     # True: the host may have a private address. That holds for hosts that the operator has chosen.
     chosen = indexes.load_indexes(["http://pypi.internal:8080/simple", "/srv/index/simple"], ["files.internal"], {})
     assert chosen.hosts == {("pypi.internal", 8080): True, ("files.internal", 443): True}
@@ -134,3 +134,8 @@ def test_indexes_come_from_the_settings_or_else_from_pypi_and_the_environment():
         with pytest.raises(InvalidIndexes) as refusal:
             indexes.load_indexes([], [file_host], {})
         assert "word" not in str(refusal.value)
+    (tmp_path / "pip.conf").write_text("index-url = https://user:word@pypi.internal/simple\n")  # without a section
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    with pytest.raises(InvalidIndexes, match="pip config list") as refusal:
+        indexes.load_indexes([], [])
+    assert "word" not in str(refusal.value)
