@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from console import notebook_url
 from console.environment import Environment, neighbouring_port
 from console.observability.logs import LEVELS
 
@@ -96,6 +97,21 @@ def test_valid_values_are_read():
 
 def test_a_console_on_the_highest_port_gets_a_sandbox_below_it():
     assert [neighbouring_port(port) for port in (8000, 65534, 65535)] == [8001, 65535, 65534]
+
+
+@pytest.mark.parametrize(
+    ("console_url", "text", "url"),
+    [
+        ("http://127.0.0.1:9000", None, "http://localhost:9000"),
+        ("http://127.0.0.1", None, "http://localhost"),
+        ("http://127.0.0.1:80", None, "http://localhost"),
+        ("https://console.example.com", "https://notebooks.example.net:443", "https://notebooks.example.net"),
+        ("https://console.example.com", "https://notebooks.example.net:8443", "https://notebooks.example.net:8443"),
+    ],
+)
+def test_the_url_of_notebooks_has_a_port_only_if_browsers_send_one(console_url, text, url):
+    value = notebook_url.default(console_url) if text is None else text
+    assert notebook_url.parse(value, console_url=console_url) == url
 
 
 @pytest.mark.parametrize(
