@@ -167,10 +167,10 @@ DATABASES = {"default": env.database("DATABASE_URL", EMBEDDED.database_url)}
 DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
 if env.switch("DATABASE_PREPARED_STATEMENTS", True):
     # PostgreSQL then plans a statement once per connection, from the fifth execution on (psycopg's default), and not at
-    # each execution. This halves its load.
+    # each execution. This halves PostgreSQL's load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.redis_address("REDIS_URL", EMBEDDED.redis_url)
-# Whether `EMBEDDED` starts PostgreSQL and Redis: where the operator names no other servers.
+# `EMBEDDED` starts PostgreSQL unless the operator names another server, and likewise Redis.
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
@@ -412,8 +412,8 @@ TRAINYARD_GIT_HOSTS: list[str] = env.hosts(
 MAX_ARCHIVE_FILES: int = env.whole_number("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.whole_number("MAX_FILE_BYTES", 1024**3)
 """The largest single file of a workspace; archives of datasets are limited by MAX_UPLOAD_BYTES."""
-# The largest body of every request but uploads, which `console.serving.application` reads before Django. The editor's
-# files are the largest: 1 MiB of text, as JSON with escapes.
+# The largest body of a request that is not an upload. `console.serving.application` reads such bodies before Django
+# runs. The largest are files from the editor: 1 MiB of text, as JSON with escapes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
 # --- Language, email, files -------------------------------------------------------------------------------------------

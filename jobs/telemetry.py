@@ -176,7 +176,7 @@ def ingest(*, attempt: Attempt) -> bool:
     Keys of the cursor:
     - `log` and `metrics`: byte offsets; `tensorboard`: byte offset by file
     - `line_begun`: an incomplete last line; `log_read_at`: time of the last read (Unix seconds)
-    - `line` and `record`: counts that replace missing steps
+    - `line` and `record`: lines of the log with values, and records of METRICS_FILE so far; they replace missing steps
     - `epoch`: the last one in the log; `epochs`: `points.EpochState`; `epoch_finished_at`: Unix seconds
     - `curves`: `points.CurveState` by name; `counts`: points by name; `kept_every`: every nth is stored
     - `in_metrics_file`: curves in METRICS_FILE; `named`: curves in METRICS_FILE or event files
@@ -316,7 +316,8 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollecto
         chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
         return  # the cluster does not answer; the next read begins at the same offset
-    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):  # the last line may have no line break
+    # Without new text there is something to read only at the end: a last line without a line break.
+    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):
         return
     cursor["log"] = chunk.next_offset
     # A progress bar ends its lines with a carriage return.

@@ -2,8 +2,8 @@
 
 Customers' code may write into the folders while they are packed. It can neither stop a backup nor lead it out of the
 folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while
-it is read is read again. Entries that cannot be packed are left out and listed, and so are files that changed each
-time.
+it is read is read again. Entries that cannot be packed are left out. The manifest lists them, and also the files that
+changed during each read.
 
 The `tar` program is not used, because it does not read changed files again, and packs trees that are too deep to be
 restored. But it can unpack these files: they are POSIX tar (pax) with GNU's sparse format.

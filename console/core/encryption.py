@@ -1,4 +1,4 @@
-"""Encrypt what the console must be able to read again: customers' secrets, keys of second factors, tickets.
+"""Encrypt what the console must be able to read again: customers' secrets, keys of second factors, notebooks' tickets.
 
 Each encryption key is derived from SECRET_KEY and a purpose, which names one kind of secret. So a text of one kind
 cannot be decrypted as another. Texts that were encrypted with a former SECRET_KEY can be decrypted as long as

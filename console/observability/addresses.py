@@ -64,7 +64,7 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
 
 
 def rate_limit_key(address: str) -> str:
-    """Return the key under which limits count an address: itself, or the network of IPV6_PREFIX bits of an IPv6 one."""
+    """Return the key under which limits count an address: for IPv6 its network of IPV6_PREFIX bits, else itself."""
     parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):
         return str(ip_network((parsed, IPV6_PREFIX), strict=False).network_address)

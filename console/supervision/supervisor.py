@@ -46,9 +46,9 @@ READY_SECONDS = 180.0
 """How long the console may take to answer /readyz after its start. An idle machine needs a few seconds, and one that is
 busy with other work more than a minute."""
 STOP_SECONDS = 45.0
-"""How long supervisord may take to stop all programs before it is killed; `end_leftovers` then ends the rest. It stops
-one program after the other. Most end within a second, so 45 is less than the sum of their `stop_seconds`, but leaves
-room for the two workers, the slowest programs."""
+"""How long supervisord may take to stop all programs, one after the other. Then it is killed, and `end_leftovers` ends
+the rest. Most programs end within a second, so 45 is less than the sum of their `stop_seconds`, but leaves room for the
+two workers, the slowest programs."""
 LEFTOVER_SECONDS = 15.0
 """How long left-over processes may take to end after SIGTERM, and again after SIGKILL. The slowest is a worker with an
 unfinished task (see `programs`): it needs about 13 seconds."""
@@ -83,7 +83,7 @@ def programs() -> list[Program]:
     # Without Django's checks, which load every page: `up` and `prepare` run these checks once for all programs.
     celery = ("-m", "celery", "-A", "console.celery", "--skip-checks")
     # One process more for each kind of work that can occupy a process for long: reconciling each further cluster,
-    # copying direct uploads, importing datasets.
+    # copying uploads out of the bucket, importing datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)

@@ -227,8 +227,8 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     )
     # A search is a sweep and those that extend it. All its trials run the script and the requirements of its first
     # trial, because the files may have changed since.
-    search = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
-    first_trial = search.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()
+    search_trials = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
+    first_trial = search_trials.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()
     script = None if first_trial else orders.read_purchased_script(purchase)
     requirements = packages.requirements_of(first_trial.job) if first_trial else purchase.requirements
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))

@@ -73,10 +73,10 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     require_active(organization=organization)
     limits = ExtensionSerializer(data=data).values()
     first_sweep = sweep.extends or sweep
-    search = selectors.sweeps_of_search(first_sweep.pk)
-    if search.filter(ended_at=None).exists():
+    search_sweeps = selectors.sweeps_of_search(first_sweep.pk)
+    if search_sweeps.filter(ended_at=None).exists():
         raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
-    tried = Trial.objects.filter(sweep__in=search).count()
+    tried = Trial.objects.filter(sweep__in=search_sweeps).count()
     first_purchase = first_sweep.quote.purchase
     extension = first_purchase["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
     extension |= {"tried": tried, "extends": first_sweep.pk}
@@ -106,8 +106,8 @@ def _make_quote(
 ) -> Quote:
     """Price a sweep and store its quote.
 
-    `base` is the purchase of its trials, `plan_json` the plan as `Plan.from_json` reads it, and `pinned_image` comes
-    from `orders.pinned_image`.
+    `base` is the purchase of its trials, `plan_json` the plan as `Plan.from_json` reads it, and `pinned_image` the
+    field of the purchase that `orders.pinned_image` returns.
     """
     organization = membership.organization
     plan = Plan.from_json(plan_json)
@@ -195,9 +195,9 @@ def _extended_sweep(plan_json: Mapping[str, Any]) -> Sweep | None:
     """
     if "extends" not in plan_json:
         return None
-    search = selectors.sweeps_of_search(plan_json["extends"])
-    is_open = search.filter(ended_at=None).exists()
-    if is_open or Trial.objects.filter(sweep__in=search).count() != plan_json["tried"]:
+    search_sweeps = selectors.sweeps_of_search(plan_json["extends"])
+    is_open = search_sweeps.filter(ended_at=None).exists()
+    if is_open or Trial.objects.filter(sweep__in=search_sweeps).count() != plan_json["tried"]:
         raise ChoiceUnavailable
     return Sweep.objects.get(pk=plan_json["extends"])
 

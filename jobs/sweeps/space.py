@@ -18,7 +18,7 @@ MAX_PARAMETERS = 32
 MAX_CHOICES = 100
 """Values of a categorical parameter."""
 MAX_CHOICE_LENGTH = 1000
-"""Characters of a choice. These first three limits are far above real searches. They bound the validation's time."""
+"""Characters of a choice. These three limits are far above real searches. They bound the validation's time."""
 MAX_GRID_TRIALS = 1000
 """Combinations of a grid, and trials of a search. With as many trials, a suggestion takes less than 200 ms."""
 MAX_INTEGER = 2**53
@@ -180,7 +180,7 @@ def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
                 raise InvalidSpace(name, _("A value has at most %(limit)d characters.") % {"limit": MAX_CHOICE_LENGTH})
         else:
             _number(name, value, "float", field)
-    # Compared as text, which is what scripts get, since "1" and 1 are then equal; and as values, since 1 equals 1.0.
+    # No two choices may be equal as text, which is what scripts get ("1" and 1), or as numbers (1 and 1.0).
     if len({str(value) for value in choices}) < len(choices) or len(set(choices)) < len(choices):
         raise InvalidSpace(name, _("`%(field)s` lists a value twice.") % {"field": field})
     return tuple(choices)
