@@ -31,7 +31,7 @@ env = Environment()
 def _read_or_create_secret_key(folder: Path) -> str:
     """Return the key that this installation generated for itself; generate it at the first start.
 
-    It is in `folder`, the folder of the installation's data, in a file that only its owner can read.
+    It is in a file in `folder`, which holds the installation's data. Only the owner of the file can read it.
     """
     path = folder / "secret_key"
     if not path.exists():

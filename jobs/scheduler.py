@@ -90,11 +90,11 @@ class SchedulingPass:
                 if overdue and overdue < position:  # from here on, jobs could take what the overdue one needs
                     self._kept_for = overdue
                     return
-                free_in_quota, free = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
+                free_in_quota, free_nodes = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
                 if free_in_quota < job.least_nodes:
                     continue
-                if free >= job.least_nodes:
-                    yield job, min(job.nodes, free_in_quota, free)
+                if free_nodes >= job.least_nodes:
+                    yield job, min(job.nodes, free_in_quota, free_nodes)
                 elif self._now - job.queued_at > BACKFILL_LIMIT:
                     # The job fitted when the page was loaded, but other jobs of this pass have taken the nodes.
                     self._kept_for = position
@@ -132,9 +132,9 @@ class SchedulingPass:
         filter knows only the quotas that were read so far, so each loaded job is checked again.
         """
         needs_more = [
-            Q(node_spec=pk, least__gt=free, least__lte=most)
-            for pk, free in self._free_nodes.items()
-            if (most := self._max_nodes(pk)) > free
+            Q(node_spec=pk, least__gt=free_nodes, least__lte=max_nodes)
+            for pk, free_nodes in self._free_nodes.items()
+            if (max_nodes := self._max_nodes(pk)) > free_nodes
         ]
         if not needs_more:
             return None

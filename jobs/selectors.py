@@ -1,6 +1,6 @@
 """Read jobs for pages and API: lists of jobs, and a job's events, curves, nodes, output and environment.
 
-While a cluster does not answer, output, samples and stacks of its runs are empty, so that pages work without it.
+While a cluster does not answer, output, resource usage and stacks of its runs are empty, so that pages still work.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ from storage.paths import open_folder
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 256 * 1024
-"""Bytes of each source that one read takes, so that one run delays others little. The next read continues after them.
-So many bytes can contain 12,000 points, which take half a second of CPU time."""
+"""How many bytes one read takes from each source: few enough that no run delays others much. The next read continues
+after them. They can contain 12,000 points, which take half a second of CPU time."""
 MAX_POINTS = 50_000
 """Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
 point is stored. So curves keep their full length. Pages show only a thousand points per curve."""

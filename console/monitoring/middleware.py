@@ -86,6 +86,7 @@ MONITORING_VIEWS: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
     "/readyz": ready,
     "/metrics": metrics,
 }
+"""The views for Kubernetes's probes and for Prometheus, by their path."""
 
 
 def route_of(request: HttpRequest) -> str:

@@ -75,10 +75,10 @@ def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
 
 def webhook_for(organization: Organization, pk: int) -> Webhook:
     """Return the organization's webhook with this id. Raises NotFound."""
-    matching = webhooks_of(organization).filter(pk=pk).first()
-    if matching is None:
+    webhook = webhooks_of(organization).filter(pk=pk).first()
+    if webhook is None:
         raise NotFound
-    return matching
+    return webhook
 
 
 def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] = ()) -> tuple[Webhook, str]:
@@ -95,7 +95,7 @@ def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] =
         lock(organization)
         if webhooks_of(organization).count() >= MAX_WEBHOOKS:
             raise InvalidInput(fields={"url": _("There are %(most)d webhooks already.") % {"most": MAX_WEBHOOKS}})
-        created = Webhook.objects.create(
+        webhook = Webhook.objects.create(
             organization=organization,
             url=url,
             kinds=sorted(kinds),
@@ -103,7 +103,7 @@ def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] =
             created_by=membership.user,
         )
         record_audit_event(organization=organization, actor=membership.user, action="webhook.created", target=url)
-    return created, secret
+    return webhook, secret
 
 
 def delete_webhook(*, webhook: Webhook, user: User) -> None:

@@ -310,7 +310,7 @@ def _installation_mark() -> str:
 
 
 def _parent_death_prefix() -> list[str]:
-    """Return the words before a command that make the kernel end it with its parent; none without setpriv."""
+    """Return words to put before a command, so that the kernel ends it with its parent; none without setpriv."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
@@ -343,7 +343,7 @@ def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def require_free_ports() -> None:
-    """Raise UpError if another process uses a port that the console needs, or if two of its servers would share one."""
+    """Raise UpError if another process uses a port that the console needs, or if two of its servers need the same."""
     web_host, _, web_port = settings.WEB_BIND.rpartition(":")
     addresses = [(web_host.strip("[]"), int(web_port), "TRAINYARD_URL")]
     if settings.PAYMENTS_SANDBOX:

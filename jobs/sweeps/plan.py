@@ -43,7 +43,7 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """A valid sweep, without the purchase of its trials."""
+    """A valid sweep, without the purchase of its trials: at most `trials` in all, and `concurrency` at once."""
 
     space: tuple[Parameter, ...]
     metric: str

@@ -1,7 +1,7 @@
 """Advance a sweep: store the outcomes of its trials, stop unpromising trials, order the next ones, and end the sweep.
 
 `advance` reads everything from the rows, so any process may call it at any time. A crash between two steps loses
-nothing, because a trial's row, its part of the hold, its order and its job are written in one transaction.
+nothing, because the row, the part of the hold, the order and the job of a trial are written in one transaction.
 
 Rows are locked in this order: the sweep, the organization's quota, the sweep's hold, the wallet. No job is locked while
 its sweep is.
@@ -127,8 +127,8 @@ def _past_trials(trials: list[Trial], metric_values: dict[int, list[float]] | No
 def _prune(sweep: Sweep, plan: Plan) -> None:
     """Mark the trials that the pruner stops. `_cancel_open` cancels their jobs.
 
-    Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
-    it came, and compares other trials with that.
+    Trials whose jobs have ended since the last call are judged too. Successive halving stores how far each trial came,
+    and compares other trials with it.
     """
     trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))  # the order that `judge` needs
     values: dict[int, list[float]] = {}
@@ -197,7 +197,10 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
 
 
 def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
-    """Return the parameters of the next trial. They depend on all trials of this sweep and of those that it extends."""
+    """Return the parameters of the next trial.
+
+    They depend on `trials`, those of this sweep so far, and on the trials of the earlier sweeps that it extends.
+    """
     if plan.method is Method.GRID:
         return Suggestion(plan.grid()[len(trials)], state={})
     return suggest(

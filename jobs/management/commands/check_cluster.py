@@ -33,8 +33,8 @@ class Command(BaseCommand):
         """Print the checks. Raises CommandError (exit status 1) if one fails or the cluster is unknown."""
         cluster_name = resolve_cluster_name(name)
         if cluster_name not in settings.TRAINYARD_CLUSTERS:
-            known = ", ".join(settings.TRAINYARD_CLUSTERS)
-            raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {known}.")
+            names = ", ".join(settings.TRAINYARD_CLUSTERS)
+            raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {names}.")
         screen = Console(file=self.stdout, highlight=False)  # type: ignore[arg-type]  # Rich needs only `write`
         failures = 0
         table = Table(title=f"The cluster {cluster_name}", title_justify="left")
