@@ -35,7 +35,7 @@ Position = tuple[datetime, int]
 
 
 def waiting_specs(cluster_name: str) -> list[NodeSpec]:
-    """Return the node specs of a cluster for which a job waits that is ready to start."""
+    """Return the node specs of a cluster for which at least one queued job is ready to start."""
     ready = Job.objects.filter(_ready_filter(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     specs = NodeSpec.objects.filter(Exists(ready)).select_related("capacity_snapshot")
     return [spec for spec in specs if resolve_cluster_name(spec.cluster) == cluster_name]

@@ -81,7 +81,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .annotate(count=Count("pk"))
         .values("count")
     )
-    if len(cluster_names()) > 1:  # the only cluster runs all jobs, though node specs may have different names for it
+    if len(cluster_names()) > 1:  # the only cluster runs all jobs, also those whose node specs do not name it
         own_cluster = resolved_name("node_spec__cluster")
         queued_before = queued_before.alias(cluster_name=own_cluster).filter(cluster_name=OuterRef("cluster_name"))
     running = (
