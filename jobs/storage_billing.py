@@ -2,7 +2,7 @@
 
 Members get a mail as soon as storage is unpaid. After `STOP_WRITES_AFTER` nothing more can be written. After
 `DELETE_AFTER` the files of one job a day are deleted, those of the oldest ended job first. Each deletion is announced
-`expiry.NOTICE` before. After a payment, writes are allowed again, and no further deletion is announced.
+`expiry.NOTICE` before. A payment ends these measures, except for deletions that were already announced.
 """
 
 from __future__ import annotations

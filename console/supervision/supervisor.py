@@ -355,13 +355,13 @@ def require_free_ports() -> None:
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as test_socket:
-            # As the servers do. Without this option, old connections of a stopped server would make the port seem used.
+            # The servers set this option too. Without it, old connections of a stopped server make the port seem used.
             test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 test_socket.bind((host, port))
             except OSError as error:
-                free_port = neighbouring_port(port, 100)
-                example = f"http://127.0.0.1:{free_port}" if variable == "TRAINYARD_URL" else str(free_port)
+                other_port = neighbouring_port(port, 100)
+                example = f"http://127.0.0.1:{other_port}" if variable == "TRAINYARD_URL" else str(other_port)
                 raise UpError(
                     f"Port {port} of {host} can't be used ({error.strerror}). Stop the program that uses it, or "
                     f"choose another port with {variable}, for example: {variable}={example} make up"
