@@ -456,8 +456,9 @@ class LogMatch:
 def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number: int | None = None) -> LogMatch:
     """Return where `query` first occurs in a rank's output from byte `offset` on, regardless of upper and lower case.
 
-    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. Invalid UTF-8 before the match makes its
-    offset some bytes too large, because each replacement character takes three. Raises NotFound for an unknown rank.
+    An empty query finds the first of ERRORS. `attempt_number` None: the latest attempt. At most SEARCH_BYTES are read.
+    Invalid UTF-8 before the match makes its offset some bytes too large, because each replacement character takes
+    three. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
     attempt = _attempt_numbered(job, attempt_number)

@@ -91,6 +91,7 @@ def suggest(
 ) -> Suggestion:
     """Return the suggestion for the next trial. `trials` are all earlier trials of the search, in their order.
 
+    `seed` is the same for all trials of a sweep.
     `minimizes_cost`: search for the best value at each cost, not only for the best value. The API and the pages call
     this a search against cost.
     """
