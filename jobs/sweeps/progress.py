@@ -65,7 +65,8 @@ def advance(*, sweep_pk: int) -> None:
     """Advance a sweep as far as possible now. Safe to repeat, and to run at the same time in several processes."""
     sweep = Sweep.objects.select_related("organization", "quote__book", "product", "placed_by").get(pk=sweep_pk)
     plan = Plan.from_json(sweep.quote.purchase["sweep"])
-    if plan.pruner is not Pruner.NONE:
+    # After a stop, `_cancel_open` cancels all trials, so that none needs pruning.
+    if plan.pruner is not Pruner.NONE and sweep.reason != Sweep.Reasons.STOPPED:
         _prune(sweep, plan)
     record_ends(sweep, plan)
     # A refusal is stored as a sentence (`Sweep.waiting`), so it must be in the buyer's language.

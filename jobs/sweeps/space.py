@@ -79,10 +79,10 @@ class Parameter:
         if self.step is None:
             raise InvalidSpace(self.name, _("A grid needs choices or a step for each parameter."))
         # 1e-9 is added, because the quotient may be a little too small: 0.3 / 0.1 is below 3.
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        if count > MAX_GRID_TRIALS:
+        steps = (self.high - self.low) / self.step + 1e-9
+        if steps >= MAX_GRID_TRIALS:  # compared as a float, which may be infinite
             raise InvalidSpace(self.name, _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
-        values = [self.low + index * self.step for index in range(count)]
+        values = [self.low + index * self.step for index in range(math.floor(steps) + 1)]
         # Rounded to twelve digits, because binary fractions are inexact: 0.1 + 2 * 0.1 should be 0.3.
         return tuple(round(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
 
