@@ -176,7 +176,7 @@ def ingest(*, attempt: Attempt) -> bool:
     Keys of the cursor:
     - `log` and `metrics`: byte offsets; `tensorboard`: byte offset by file
     - `line_begun`: an incomplete last line; `log_read_at`: time of the last read (Unix seconds)
-    - `line` and `record`: lines of the log with values, and records of METRICS_FILE so far; they replace missing steps
+    - `line` and `record`: how many lines with values, and records, were read so far; they replace missing steps
     - `epoch`: the last one in the log; `epochs`: `points.EpochState`; `epoch_finished_at`: Unix seconds
     - `curves`: `points.CurveState` by name; `counts`: points by name; `kept_every`: every nth is stored
     - `in_metrics_file`: curves in METRICS_FILE; `named`: curves in METRICS_FILE or event files

@@ -56,9 +56,9 @@ RELATIVE_ROUNDING = 1e-11
 REDUCTION_FACTOR = 3
 """At each step, successive halving lets one of this many trials continue. Its authors recommend 3 or 4."""
 MAX_OPTUNA_STEPS = 10**7
-"""The most steps that the largest number of a range of floats may have for Optuna. Optuna checks to 10^-8 of a step
-that a value is a multiple of the step. Floats have only 16 digits, so it would refuse its own suggestions in finer
-steps. For those it gets a continuous range, and `_round_to_step` rounds the suggestions."""
+"""Optuna gets the step of a range of floats only if the range's largest number is at most this many steps. Optuna
+checks to 10^-8 of a step that a value is a multiple of the step. Floats have only 16 digits, so it would refuse some of
+its own suggestions in finer steps. Then it gets a continuous range, and `_round_to_step` rounds its suggestions."""
 
 
 @dataclass(frozen=True)
