@@ -215,6 +215,12 @@ def _refuse_credentials(name: str, text: str) -> None:
         raise ImproperlyConfigured(f"{name} must not contain a user name, a password or an @.")
 
 
+def host_of(url: str) -> str:
+    """Return the host of a URL as requests name it: in lower case, without the port, an IPv6 address in brackets."""
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
 def neighbouring_port(port: int, distance: int = 1) -> int:
     """Return the port `distance` above `port`, or below it where ports end."""
     return port + distance if port + distance <= MAX_PORT else port - distance

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from whitenoise.compress import Compressor
 
 from console import admin_theme, clusters, notebook_url, sign_in
-from console.environment import MAX_PORT, Environment, neighbouring_port
+from console.environment import MAX_PORT, Environment, host_of, neighbouring_port
 from console.observability import addresses, logs
 from console.supervision.embedded import Embedded
 
@@ -69,9 +69,8 @@ SECRET_KEY: str = env.str("SECRET_KEY", "") or _read_or_create_secret_key(VAR_DI
 SECRET_KEY_FALLBACKS: list[str] = env.names("SECRET_KEY_FALLBACKS")
 DEBUG: bool = env.switch("DEBUG", False)
 ALLOWED_HOSTS: list[str] = env.names("ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
-_host = urlsplit(TRAINYARD_URL).hostname
-if _host and _host not in ALLOWED_HOSTS:
-    ALLOWED_HOSTS.append(_host)
+if host_of(TRAINYARD_URL) not in ALLOWED_HOSTS:
+    ALLOWED_HOSTS.append(host_of(TRAINYARD_URL))
 CSRF_TRUSTED_ORIGINS = [TRAINYARD_URL]
 CSRF_FAILURE_VIEW = "console.web.access.csrf_failure"
 HTTPS = TRAINYARD_URL.startswith("https://")

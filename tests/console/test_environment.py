@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.http.request import validate_host
 
 from console import notebook_url
-from console.environment import Environment, neighbouring_port
+from console.environment import Environment, host_of, neighbouring_port
 from console.observability.logs import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -93,6 +94,12 @@ def test_valid_values_are_read():
         assert environment(X=f"{scheme}://user:a%2Fb@db/name").database("X", "")["PASSWORD"] == "a/b"
     assert env.redis_address("REDIS", "") == "rediss://:pass@cache:6380/0"
     assert env.choice("LEVEL", "INFO", LEVELS) == "WARN"
+
+
+def test_a_host_is_named_as_in_requests():
+    for url, host in (("https://Example.com:8443", "example.com"), ("http://[2001:DB8::1]:8000", "[2001:db8::1]")):
+        assert host_of(url) == host
+        assert validate_host(host, [host_of(url)])
 
 
 def test_a_console_on_the_highest_port_gets_a_sandbox_below_it():
