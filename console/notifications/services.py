@@ -123,7 +123,7 @@ def redeliver(*, webhook: Webhook, delivery_pk: int) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise InvalidInput unless the URL has an allowed scheme and a host, but no user name and no fragment."""
+    """Raise InvalidInput unless the URL has an allowed scheme and a host, but no credentials and no fragment."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -132,5 +132,5 @@ def _check_url(url: str) -> None:
     has_valid_characters = url.isascii() and " " not in url
     is_valid = has_host and has_valid_characters and len(url) <= MAX_URL_LENGTH
     schemes = {"https", "http"} if settings.WEBHOOK_PRIVATE_ADDRESSES else {"https"}
-    if not is_valid or parts.scheme not in schemes or parts.username or parts.fragment:
+    if not is_valid or parts.scheme not in schemes or "@" in parts.netloc or parts.fragment:
         raise InvalidInput(fields={"url": _("Enter an address that begins with https:// and names a host.")})

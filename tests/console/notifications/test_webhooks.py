@@ -133,7 +133,7 @@ def test_a_url_that_is_invalid_or_not_https_is_refused(owner):
     for url in (
         "http://hooks.example.com/", "https://user:pass@example.com/", "https://", "ftp://example.com", "javascript:x",
         "https://example.com/#part", "https://exämple.com/ x", "https://example.com:0/",
-        f"https://example.com/{'x' * 500}",
+        f"https://example.com/{'x' * 500}", "https://:pass@example.com/",
     ):  # fmt: skip
         with pytest.raises(InvalidInput) as refused:
             services.create_webhook(membership=owner, url=url)
