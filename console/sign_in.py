@@ -149,7 +149,7 @@ def _load_saml_packages() -> None:
 
 
 def _parse_certificate(data: Mapping[str, Any]) -> str:
-    """Return the certificate of a SAML provider as PEM. The setting may have PEM, or only the base64 text in it.
+    """Return the certificate of a SAML provider as PEM. The setting has it as PEM, or as PEM's base64 text alone.
 
     Raises ImproperlyConfigured.
     """

@@ -49,7 +49,7 @@ class SchedulingPass:
         self._specs = {spec.pk: spec for spec in specs}
         self._now = timezone.now()
         self._running_nodes = quotas.running_nodes()  # by organization id
-        # Also by organization id. `_free_in_quota` adds those of organizations of which no node runs.
+        # Also by organization id. `_free_in_quota` adds the limits of organizations without running nodes.
         limits = Quota.objects.filter(organization__in=self._running_nodes)
         self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
         self._kept_for: Position | None = None  # position of the job for which capacity is kept free

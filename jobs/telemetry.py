@@ -418,7 +418,7 @@ def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
     stored_points = _make_room(job, collector) if collector.points else 0
     names = set(points.values_list("name", flat=True).distinct()) if collector.points else set()
     rows = []
-    # The limits of points and curves are those of the job. `PointCollector` knows only those of one attempt.
+    # The limits apply to all points and curves of the job. `PointCollector` knows only those of one attempt.
     for point in collector.points[: max(0, MAX_POINTS - stored_points)]:
         if point.name not in names and len(names) >= MAX_CURVES:
             continue

@@ -61,7 +61,7 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
             traceparent=tracing.child_traceparent(run_traceparent, name),
             parent=run_traceparent,
             started_at=start,
-            finished_at=max(start, end),  # `end` may be earlier, because the two may be by different clocks
+            finished_at=max(start, end),  # `end` may be earlier, because another machine's clock may have set it
             attributes=attributes | own_attributes,
             error=error,
         )

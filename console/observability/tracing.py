@@ -177,5 +177,5 @@ def valid_traceparent(value: Any) -> str:
 
 
 def _context(traceparent: str) -> Context:
-    """Return an OpenTelemetry context whose current span is that of the traceparent."""
+    """Return an OpenTelemetry context whose current span is the one that the traceparent names."""
     return _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())
