@@ -267,9 +267,9 @@ ACCOUNT_EMAIL_VERIFICATION = env.choice(
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
-# allauth applies `login_failed`, `second_factors` applies `second_factor`, and `accounts.saml` applies `saml_response`,
-# whose limit is far higher because a whole office may log in from one IP address in the same minute. `AccountAdapter`
-# also counts failed log-ins by account and IP address.
+# allauth applies `login_failed`, `second_factors` applies `second_factor`, and `accounts.saml` applies `saml_response`.
+# The last limit is far higher, because a whole office may log in from one IP address in the same minute.
+# `AccountAdapter` also counts failed log-ins by account and IP address.
 ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key", "saml_response": "120/m/ip"}
 MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]

@@ -260,8 +260,8 @@ def _frozen_trial(
 def _distribution(parameter: Parameter, *, has_steps: bool) -> BaseDistribution:
     """Return a parameter as Optuna stores it.
 
-    Only samplers need the steps of a range of floats. Without `has_steps` the range is continuous and a little wider,
-    because Optuna refuses the value of a grid that rounding has moved off a step or out of the range.
+    Only samplers need the steps of a range of floats. Without `has_steps` the range is continuous and a little wider:
+    rounding may have moved a grid's value off its step or out of the range, and Optuna would refuse such a value.
     """
     if parameter.kind == "categorical":
         return CategoricalDistribution(list(parameter.choices))
