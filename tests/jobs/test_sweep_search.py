@@ -86,10 +86,10 @@ def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
 
 def test_the_values_of_a_grid_may_be_rounded_off_its_steps():
     space = parse({"x": {"type": "float", "low": 1 / 3, "high": 3, "step": 1 / 3}})
-    past = [PastTrial(values, 1.0, is_ended=True, metric_values=[1.0]) for values in grid(space)]
+    past = [PastTrial(values, values["x"], is_ended=True, metric_values=[values["x"]]) for values in grid(space)]
     assert past[0].parameters["x"] < 1 / 3
     assert importance(space=space, goal="minimize", trials=past) == {"x": 1.0}
-    trials = [*past, PastTrial(past[0].parameters, metric_values=[2.0])]
+    trials = [*past, PastTrial(past[0].parameters, metric_values=[9.0])]
     assert judge(space=space, goal="minimize", pruner=Pruner.MEDIAN, trials=trials, number=len(past)).is_pruned
 
 
