@@ -20,7 +20,7 @@ FALSE_STRINGS = ("false", "off", "n", "no", "0", "")
 """The values that turn a switch off. django-environ itself takes every value that it does not know for off."""
 POSTGRESQL_SCHEMES = ("postgres://", "postgresql://", "psql://", "pgsql://")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
-"""The schemes that django-environ and redis-py know for these servers."""
+"""The schemes of PostgreSQL's and Redis's addresses that django-environ and redis-py know."""
 HOST = re.compile(r"(\*\.)?(\w([\w.-]*\w)?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", re.IGNORECASE)
 """A host name or address, perhaps with a port. `*.` before it stands for all names below it."""
 
@@ -144,7 +144,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
     def _names_without_credentials(self, name: str, default: Sequence[str] = ()) -> list[str]:
         """Return the parts of a comma-separated list, as `names` does, but refuse a list that contains an @."""
         entries = self.names(name, default)
-        _refuse_credentials(name, ",".join(entries))  # all before any is quoted: a password may contain a comma
+        _refuse_credentials(name, ",".join(entries))  # joined, because a password may contain a comma
         return entries
 
     def bind_address(self, name: str, default: str) -> str:
@@ -160,7 +160,7 @@ class Environment(environ.Env):  # type: ignore[misc]  # django-environ publishe
         text: str = self.str(name, default)
         try:
             ZoneInfo(text)
-        except (ValueError, OSError, LookupError):  # not a name, a folder, or unknown
+        except (ValueError, OSError, LookupError):  # an invalid name, the name of a folder, an unknown name
             raise ImproperlyConfigured(
                 f"{name} is '{text}'. It must be an IANA time zone, such as Asia/Shanghai."
             ) from None
@@ -213,6 +213,12 @@ def _refuse_credentials(name: str, text: str) -> None:
     """Raise ImproperlyConfigured, without the value, if a text contains an @: what is before it may be a password."""
     if "@" in text:
         raise ImproperlyConfigured(f"{name} must not contain a user name, a password or an @.")
+
+
+def host_of(url: str) -> str:
+    """Return the host of a URL as requests name it: in lower case, without the port, an IPv6 address in brackets."""
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
 
 
 def neighbouring_port(port: int, distance: int = 1) -> int:

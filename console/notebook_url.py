@@ -45,4 +45,6 @@ def parse(text: str, *, console_url: str) -> str:
         raise ImproperlyConfigured(
             f"NOTEBOOK_URL is '{text}'. The console must not be below this host name: notebooks could set its cookies."
         )
-    return url.geturl()
+    # Browsers leave out the default port in a request's host, with which the server compares the host of this URL.
+    netloc = url.netloc.removesuffix(":443" if url.scheme == "https" else ":80")
+    return f"{url.scheme}://{netloc}"

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from whitenoise.compress import Compressor
 
 from console import admin_theme, clusters, notebook_url, sign_in
-from console.environment import MAX_PORT, Environment, neighbouring_port
+from console.environment import MAX_PORT, Environment, host_of, neighbouring_port
 from console.observability import addresses, logs
 from console.supervision.embedded import Embedded
 
@@ -31,7 +31,7 @@ env = Environment()
 def _read_or_create_secret_key(folder: Path) -> str:
     """Return the key that this installation generated for itself; generate it at the first start.
 
-    It is in `folder`, the folder of the installation's data, in a file that only its owner can read.
+    It is in a file in `folder`, which holds the installation's data. Only the owner of the file can read it.
     """
     path = folder / "secret_key"
     if not path.exists():
@@ -69,9 +69,8 @@ SECRET_KEY: str = env.str("SECRET_KEY", "") or _read_or_create_secret_key(VAR_DI
 SECRET_KEY_FALLBACKS: list[str] = env.names("SECRET_KEY_FALLBACKS")
 DEBUG: bool = env.switch("DEBUG", False)
 ALLOWED_HOSTS: list[str] = env.names("ALLOWED_HOSTS", ["127.0.0.1", "localhost", "[::1]"])
-_host = urlsplit(TRAINYARD_URL).hostname
-if _host and _host not in ALLOWED_HOSTS:
-    ALLOWED_HOSTS.append(_host)
+if host_of(TRAINYARD_URL) not in ALLOWED_HOSTS:
+    ALLOWED_HOSTS.append(host_of(TRAINYARD_URL))
 CSRF_TRUSTED_ORIGINS = [TRAINYARD_URL]
 CSRF_FAILURE_VIEW = "console.web.access.csrf_failure"
 HTTPS = TRAINYARD_URL.startswith("https://")
@@ -167,10 +166,10 @@ DATABASES = {"default": env.database("DATABASE_URL", EMBEDDED.database_url)}
 DATABASES["default"] |= {"CONN_MAX_AGE": 600, "CONN_HEALTH_CHECKS": True}
 if env.switch("DATABASE_PREPARED_STATEMENTS", True):
     # PostgreSQL then plans a statement once per connection, from the fifth execution on (psycopg's default), and not at
-    # each execution. This halves its load.
+    # each execution. This halves PostgreSQL's load.
     DATABASES["default"].setdefault("OPTIONS", {}).update(server_side_binding=True, prepare_threshold=5)
 REDIS_URL: str = env.redis_address("REDIS_URL", EMBEDDED.redis_url)
-# Whether `EMBEDDED` starts PostgreSQL and Redis: where the operator names no other servers.
+# `EMBEDDED` starts PostgreSQL unless the operator names another server, and likewise Redis.
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
@@ -268,9 +267,9 @@ ACCOUNT_EMAIL_VERIFICATION = env.choice(
 ACCOUNT_EMAIL_SUBJECT_PREFIX = "[Trainyard] "
 ACCOUNT_LOGOUT_ON_GET = False
 ACCOUNT_SESSION_REMEMBER = True
-# allauth applies `login_failed`, `second_factors` applies `second_factor`, and `accounts.saml` applies `saml_response`,
-# whose limit is far higher because a whole office may log in from one IP address in the same minute. `AccountAdapter`
-# also counts failed log-ins by account and IP address.
+# allauth applies `login_failed`, `second_factors` applies `second_factor`, and `accounts.saml` applies `saml_response`.
+# The last limit is far higher, because a whole office may log in from one IP address in the same minute.
+# `AccountAdapter` also counts failed log-ins by account and IP address.
 ACCOUNT_RATE_LIMITS = {"login_failed": "10/m/ip", "second_factor": "5/15m/key", "saml_response": "120/m/ip"}
 MFA_ADAPTER = "console.accounts.second_factors.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
@@ -412,8 +411,8 @@ TRAINYARD_GIT_HOSTS: list[str] = env.hosts(
 MAX_ARCHIVE_FILES: int = env.whole_number("MAX_ARCHIVE_FILES", 2_000_000)
 MAX_FILE_BYTES: int = env.whole_number("MAX_FILE_BYTES", 1024**3)
 """The largest single file of a workspace; archives of datasets are limited by MAX_UPLOAD_BYTES."""
-# The largest body of every request but uploads, which `console.serving.application` reads before Django. The editor's
-# files are the largest: 1 MiB of text, as JSON with escapes.
+# The largest body of a request that is not an upload. `console.serving.application` reads such bodies before Django
+# runs. The largest are files from the editor: 1 MiB of text, as JSON with escapes.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024**2
 
 # --- Language, email, files -------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 OIDC_FIELDS = ("id", "name", "server_url", "client_id", "client_secret")
 SAML_FIELDS = ("id", "name", "entity_id", "sso_url", "certificate")
 SAML_OPTIONAL_FIELDS = ("verified_domains", "id_attribute", "email_attribute", "allow_idp_initiated")
-"""The fields of the objects in OIDC_PROVIDERS, then those in SAML_PROVIDERS: required and optional ones. In
-OIDC_PROVIDERS only `verified_domains` is optional."""
+"""The required fields of an object in OIDC_PROVIDERS, which may also have `verified_domains`; then the required and the
+optional fields of an object in SAML_PROVIDERS."""
 SAML_MODULE = "onelogin.saml2.auth"
 """A module of python3-saml, which allauth uses. It is not installed everywhere, because it needs C libraries."""
 SAML_ID_ATTRIBUTES = [
@@ -77,7 +77,7 @@ def _parse_oidc_provider(data: Mapping[str, Any]) -> dict[str, Any]:
 def parse_saml_providers(text: str, *, console_url: str) -> list[dict[str, Any]]:
     """Return the SAML identity providers of a JSON list as allauth's `APPS`. Raises ImproperlyConfigured.
 
-    To each provider, the console's entity ID is the URL of its metadata, which is below `console_url`.
+    The console has a separate entity ID for each provider: the URL of the console's metadata, below `console_url`.
     """
     entries = _parse_entries("SAML_PROVIDERS", text, SAML_FIELDS, SAML_OPTIONAL_FIELDS)
     if entries:
@@ -149,7 +149,7 @@ def _load_saml_packages() -> None:
 
 
 def _parse_certificate(data: Mapping[str, Any]) -> str:
-    """Return the certificate of a SAML provider as PEM. The setting may have PEM, or only the base64 text in it.
+    """Return the certificate of a SAML provider as PEM. The setting has it as PEM, or as PEM's base64 text alone.
 
     Raises ImproperlyConfigured.
     """

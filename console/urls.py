@@ -33,7 +33,7 @@ urlpatterns = [
     path("", include("console.web.urls")),
 ]
 
-# Those of `api` answer with JSON below /api/, and with a page elsewhere.
+# The handlers of `api` answer with JSON below /api/, and with a page elsewhere.
 handler400 = api.bad_request
 handler403 = api.permission_denied
 handler404 = api.page_not_found

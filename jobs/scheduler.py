@@ -35,7 +35,7 @@ Position = tuple[datetime, int]
 
 
 def waiting_specs(cluster_name: str) -> list[NodeSpec]:
-    """Return the node specs of a cluster for which a job waits that is ready to start."""
+    """Return the node specs of a cluster for which at least one queued job is ready to start."""
     ready = Job.objects.filter(_ready_filter(timezone.now()), node_spec=OuterRef("pk"), state=JobState.QUEUED)
     specs = NodeSpec.objects.filter(Exists(ready)).select_related("capacity_snapshot")
     return [spec for spec in specs if resolve_cluster_name(spec.cluster) == cluster_name]
@@ -49,7 +49,7 @@ class SchedulingPass:
         self._specs = {spec.pk: spec for spec in specs}
         self._now = timezone.now()
         self._running_nodes = quotas.running_nodes()  # by organization id
-        # Also by organization id. `_free_in_quota` adds those of organizations of which no node runs.
+        # Also by organization id. `_free_in_quota` adds the limits of organizations without running nodes.
         limits = Quota.objects.filter(organization__in=self._running_nodes)
         self._node_limits = dict(limits.values_list("organization_id", "max_running_nodes"))
         self._kept_for: Position | None = None  # position of the job for which capacity is kept free
@@ -90,11 +90,11 @@ class SchedulingPass:
                 if overdue and overdue < position:  # from here on, jobs could take what the overdue one needs
                     self._kept_for = overdue
                     return
-                free_in_quota, free = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
+                free_in_quota, free_nodes = self._free_in_quota(job), self._free_nodes[job.node_spec_id]
                 if free_in_quota < job.least_nodes:
                     continue
-                if free >= job.least_nodes:
-                    yield job, min(job.nodes, free_in_quota, free)
+                if free_nodes >= job.least_nodes:
+                    yield job, min(job.nodes, free_in_quota, free_nodes)
                 elif self._now - job.queued_at > BACKFILL_LIMIT:
                     # The job fitted when the page was loaded, but other jobs of this pass have taken the nodes.
                     self._kept_for = position
@@ -132,9 +132,9 @@ class SchedulingPass:
         filter knows only the quotas that were read so far, so each loaded job is checked again.
         """
         needs_more = [
-            Q(node_spec=pk, least__gt=free, least__lte=most)
-            for pk, free in self._free_nodes.items()
-            if (most := self._max_nodes(pk)) > free
+            Q(node_spec=pk, least__gt=free_nodes, least__lte=max_nodes)
+            for pk, free_nodes in self._free_nodes.items()
+            if (max_nodes := self._max_nodes(pk)) > free_nodes
         ]
         if not needs_more:
             return None

@@ -32,7 +32,7 @@ JOINED_NAME = re.compile(
     r"""(?: [,/+]\s*f?["']/? | \}/ ) ) ([a-z0-9][a-z0-9_-]{0,62})\b""",
     re.VERBOSE,
 )
-"""Matches a name directly after the variable, joined to it by os.path.join, `/`, `+`, an f-string, or shell syntax."""
+"""Matches a name directly after DATASETS_PATH, joined by os.path.join, `/`, `+`, an f-string, or shell syntax."""
 QUOTED_VARIABLE = re.compile(r"""["']([A-Z][A-Z0-9_]+)["']""")
 """Matches a string that has the form of an environment variable's name."""
 

@@ -1,6 +1,6 @@
 """Read jobs for pages and API: lists of jobs, and a job's events, curves, nodes, output and environment.
 
-While a cluster does not answer, output, samples and stacks of its runs are empty, so that pages work without it.
+While a cluster does not answer, output, resource usage and stacks of its runs are empty, so that pages still work.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def jobs_for(organization: Organization) -> QuerySet[Job]:
         .annotate(count=Count("pk"))
         .values("count")
     )
-    if len(cluster_names()) > 1:  # the only cluster runs all jobs, though node specs may have different names for it
+    if len(cluster_names()) > 1:  # the only cluster runs all jobs, also those whose node specs do not name it
         own_cluster = resolved_name("node_spec__cluster")
         queued_before = queued_before.alias(cluster_name=own_cluster).filter(cluster_name=OuterRef("cluster_name"))
     running = (
@@ -129,6 +129,7 @@ def jobs_with_files(organization: Organization, limit: int) -> QuerySet[Job]:
     allocations = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN).order_by("-pk")
     with_files = [row.job_pk for row in allocations.only("kind", "key")[:limit]]
     jobs = Job.objects.filter(organization=organization, pk__in=with_files)
+    # A built-in script runs image checks and notebooks, which are no trainings.
     return jobs.filter(state__in=ENDED, builtin_script="").order_by("-pk").only("name")
 
 
@@ -342,6 +343,7 @@ class EventRow:
 def events(job: Job) -> list[EventRow]:
     """Return the job's events in order."""
     rows = list(job.events.select_related("actor"))
+    # `costs_nothing`: nothing can be charged. `is_free`: nothing was charged, for example after a platform fault.
     costs_nothing = job.order.quote.ceiling_minor == 0
     is_free = costs_nothing or any(event.kind == "settled" and not event.data["total_minor"] for event in rows)
     return [
@@ -384,7 +386,7 @@ def nodes(job: Job) -> list[dict[str, Any]]:
 
 
 def environment(job: Job, rank: int = 0) -> dict[str, str]:
-    """Return a rank's environment variables: the contract's and the order's own, but no secrets.
+    """Return a rank's environment variables: the platform's and those of the order, but no secrets.
 
     Raises NotFound for an unknown rank.
     """
@@ -454,8 +456,9 @@ class LogMatch:
 def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number: int | None = None) -> LogMatch:
     """Return where `query` first occurs in a rank's output from byte `offset` on, regardless of upper and lower case.
 
-    An empty query finds the first of ERRORS. At most SEARCH_BYTES are read. Invalid UTF-8 before the match makes its
-    offset some bytes too large, because each replacement character takes three. Raises NotFound for an unknown rank.
+    An empty query finds the first of ERRORS. `attempt_number` None: the latest attempt. At most SEARCH_BYTES are read.
+    Invalid UTF-8 before the match makes its offset some bytes too large, because each replacement character takes
+    three. Raises NotFound for an unknown rank.
     """
     _require_rank(job, rank)
     attempt = _attempt_numbered(job, attempt_number)
@@ -468,7 +471,7 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number:
         if match is not None:
             character, length_bytes = match
             match_offset = chunk.offset + len(chunk.text[:character].encode("utf-8", "replace"))
-            return LogMatch(match_offset, match_offset + max(1, length_bytes), eof=False)
+            return LogMatch(match_offset, match_offset + length_bytes, eof=False)
         # A chunk that is not full is the last one. A full one may lack the bytes of a character at its end.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
             return LogMatch(offset=None, next_offset=chunk.next_offset, eof=True)

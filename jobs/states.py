@@ -67,8 +67,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 ENDED: frozenset[JobState] = frozenset(state for state, following in TRANSITIONS.items() if not following)
 """Final states."""
 OPEN: frozenset[JobState] = frozenset(JobState) - ENDED
-"""States that are not final. Queries that use an index on the state filter by these, because PostgreSQL can't look up
-an exclusion of ENDED in such an index."""
+"""States that are not final. Queries that use an index on the state filter by these, because PostgreSQL can't use such
+an index to exclude ENDED."""
 ACTIVE: frozenset[JobState] = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 """States in which a cluster may have a run of the job."""
 

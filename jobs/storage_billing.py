@@ -2,7 +2,7 @@
 
 Members get a mail as soon as storage is unpaid. After `STOP_WRITES_AFTER` nothing more can be written. After
 `DELETE_AFTER` the files of one job a day are deleted, those of the oldest ended job first. Each deletion is announced
-`expiry.NOTICE` before. A payment ends these measures.
+`expiry.NOTICE` before. A payment ends these measures, except for deletions that were already announced.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def _enforce(account: Account) -> None:
 
 
 def _expire_oldest(organization: Organization) -> None:
-    """Let the files of the oldest ended job be deleted after `expiry.NOTICE`, for one job a day.
+    """Have the files of the oldest ended job deleted after `expiry.NOTICE`. Do so for one job a day at most.
 
-    `expiry.announce` sends the email about it.
+    `expiry.announce` sends the email about the deletion.
     """
     deletion_at = timezone.now() + expiry.NOTICE
     runs = Allocation.objects.filter(organization=organization, kind=Allocation.Kinds.RUN)

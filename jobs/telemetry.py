@@ -37,8 +37,8 @@ from storage.paths import open_folder
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 256 * 1024
-"""Bytes of each source that one read takes, so that one run delays others little. The next read continues after them.
-So many bytes can contain 12,000 points, which take half a second of CPU time."""
+"""How many bytes one read takes from each source: few enough that no run delays others much. The next read continues
+after them. They can contain 12,000 points, which take half a second of CPU time."""
 MAX_POINTS = 50_000
 """Points stored per job. At this limit every second point of each curve is deleted, and from then on only every second
 point is stored. So curves keep their full length. Pages show only a thousand points per curve."""
@@ -176,7 +176,7 @@ def ingest(*, attempt: Attempt) -> bool:
     Keys of the cursor:
     - `log` and `metrics`: byte offsets; `tensorboard`: byte offset by file
     - `line_begun`: an incomplete last line; `log_read_at`: time of the last read (Unix seconds)
-    - `line` and `record`: counts that replace missing steps
+    - `line` and `record`: how many lines with values, and records, were read so far; they replace missing steps
     - `epoch`: the last one in the log; `epochs`: `points.EpochState`; `epoch_finished_at`: Unix seconds
     - `curves`: `points.CurveState` by name; `counts`: points by name; `kept_every`: every nth is stored
     - `in_metrics_file`: curves in METRICS_FILE; `named`: curves in METRICS_FILE or event files
@@ -316,7 +316,8 @@ def _read_log(attempt: Attempt, cursor: dict[str, Any], collector: PointCollecto
         chunk = cluster(attempt.backend).logs(attempt.run_name, 0, int(cursor.get("log", 0)), MAX_READ_BYTES)
     except RuntimeFault:
         return  # the cluster does not answer; the next read begins at the same offset
-    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):  # the last line may have no line break
+    # Without new text there is something to read only at the end: a last line without a line break.
+    if not chunk.text and not (chunk.eof and cursor.get("line_begun")):
         return
     cursor["log"] = chunk.next_offset
     # A progress bar ends its lines with a carriage return.
@@ -417,7 +418,7 @@ def _store(job: Job, attempt: Attempt, collector: PointCollector) -> None:
     stored_points = _make_room(job, collector) if collector.points else 0
     names = set(points.values_list("name", flat=True).distinct()) if collector.points else set()
     rows = []
-    # The limits of points and curves are those of the job. `PointCollector` knows only those of one attempt.
+    # The limits apply to all points and curves of the job. `PointCollector` knows only those of one attempt.
     for point in collector.points[: max(0, MAX_POINTS - stored_points)]:
         if point.name not in names and len(names) >= MAX_CURVES:
             continue

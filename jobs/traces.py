@@ -50,19 +50,19 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
     """Return the run's span and its children: the wait, the start and each rank."""
     run_traceparent = traceparent_of(attempt)
     # Times are in Unix seconds. An attempt that never started has no run, so its start lasted until its end.
-    finished = _seconds(attempt.finished_at or attempt.claimed_at)
-    queued, claimed = _queued_at(attempt), _seconds(attempt.claimed_at)
-    started = _seconds(attempt.started_at) if attempt.started_at else finished
-    common = attributes_of(attempt)
+    finished_at = _seconds(attempt.finished_at or attempt.claimed_at)
+    queued_at, claimed_at = _queued_at(attempt), _seconds(attempt.claimed_at)
+    started_at = _seconds(attempt.started_at) if attempt.started_at else finished_at
+    attributes = attributes_of(attempt)
 
-    def child(name: str, start: float, end: float, extra: dict[str, Any], error: str = "") -> FinishedSpan:
+    def child(name: str, start: float, end: float, own_attributes: dict[str, Any], error: str = "") -> FinishedSpan:
         return FinishedSpan(
             name=name,
             traceparent=tracing.child_traceparent(run_traceparent, name),
             parent=run_traceparent,
             started_at=start,
-            finished_at=max(start, end),  # `end` may be earlier, because the two may be by different clocks
-            attributes=common | extra,
+            finished_at=max(start, end),  # `end` may be earlier, because another machine's clock may have set it
+            attributes=attributes | own_attributes,
             error=error,
         )
 
@@ -71,10 +71,10 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
             name=f"run {attempt.run_name}",
             traceparent=run_traceparent,
             parent=attempt.job.traceparent,
-            started_at=queued,
-            finished_at=max(queued, finished),
+            started_at=queued_at,
+            finished_at=max(queued_at, finished_at),
             attributes={
-                **common,
+                **attributes,
                 "trainyard.reason": attempt.reason,
                 "trainyard.nodes": attempt.granted_nodes,
                 "trainyard.restarts": attempt.restarts,
@@ -82,9 +82,9 @@ def spans(attempt: Attempt) -> list[FinishedSpan]:
             },
             error="" if attempt.reason in {EndReason.COMPLETED, EndReason.CANCELLED} else attempt.reason,
         ),
-        child("queue", queued, claimed, extra={}),
-        child("start", claimed, started, extra={}),
-        *(child(*rank) for rank in _rank_spans(attempt, finished)),
+        child("queue", queued_at, claimed_at, own_attributes={}),
+        child("start", claimed_at, started_at, own_attributes={}),
+        *(child(*rank_span) for rank_span in _rank_spans(attempt, finished_at)),
     ]
 
 
@@ -98,24 +98,24 @@ class _RankSpan(NamedTuple):
     error: str
 
 
-def _rank_spans(attempt: Attempt, finished: float) -> list[_RankSpan]:
-    """Return the spans of the first MAX_RANKS ranks. They end at `finished` on nodes that reported no end."""
-    workers, failure = attempt.job.workers_per_node, attempt.failure or {}
-    ranks = []
+def _rank_spans(attempt: Attempt, finished_at: float) -> list[_RankSpan]:
+    """Return the spans of the first MAX_RANKS ranks. They end at `finished_at` on nodes that reported no end."""
+    workers_per_node, failure = attempt.job.workers_per_node, attempt.failure or {}
+    rank_spans = []
     for node in attempt.nodes:
         if node.get("started_at") is None:
             continue
-        for local_rank in range(workers):
-            rank = node["node"] * workers + local_rank
+        for local_rank in range(workers_per_node):
+            rank = node["node"] * workers_per_node + local_rank
             error = str(failure.get("code", "")) if failure.get("rank") == rank else ""
             attributes = {
                 "trainyard.rank": rank,
                 "trainyard.node": node["node"],
                 "trainyard.address": node.get("address", ""),
             }
-            node_finished = node.get("finished_at") or finished
-            ranks.append(_RankSpan(f"rank {rank}", node["started_at"], node_finished, attributes, error))
-    return ranks[:MAX_RANKS]
+            end = node.get("finished_at") or finished_at
+            rank_spans.append(_RankSpan(f"rank {rank}", node["started_at"], end, attributes, error))
+    return rank_spans[:MAX_RANKS]
 
 
 def _queued_at(attempt: Attempt) -> float:

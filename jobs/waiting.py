@@ -46,7 +46,7 @@ def waiting_reason(job: Job) -> WaitingReason:
     elif snapshot.free < job.least_nodes:
         reason = WaitingReason("capacity", {"free": snapshot.free})
     elif snapshot.kept_for_job_queued_at and (
-        # The queue's order. Jobs behind the one for which capacity is kept free wait, even if they fit.
+        # Positions in the queue. A job behind the job for which capacity is kept free waits, even if it fits.
         (snapshot.kept_for_job_queued_at, snapshot.kept_for_job) < (job.queued_at, job.pk)
     ):
         reason = WaitingReason("reserved")

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from django.utils.translation import gettext_lazy as _
 
+from runtime.json_values import storable
 from storage.errors import BadArchive, TooLarge, UnsafePath
 from storage.files import Readable
 from storage.paths import split_path
@@ -121,7 +122,7 @@ def split_entry_name(name: str) -> tuple[str, ...]:
     try:
         return split_path(name)
     except UnsafePath:
-        display_name = name.encode(errors="replace").decode(errors="replace")[:200]  # valid UTF-8 for the message
+        display_name = storable(name)[:200]  # an import or upload stores the message
         sentence = _("The name %(name)s in this archive points outside it, is too long or is not UTF-8. Rename it.")
         raise UnsafePath(sentence % {"name": display_name}) from None
 

@@ -296,7 +296,7 @@ def _replace_data(source: Path, manifest: dict[str, Any], report: ReportProgress
         marker.touch()
         _sync_folder(marker.parent)  # the marker must be on the disk before the database changes
     report("The database ...")
-    connection.close()  # this process's session must hold no lock on the old tables, and nothing cached about them
+    connection.close()  # this process's session must have no lock on the old tables and no cached data about them
     try:
         try:
             database.replace(source / DATABASE_FILE)

@@ -2,8 +2,8 @@
 
 Customers' code may write into the folders while they are packed. It can neither stop a backup nor lead it out of the
 folder, because folders are opened by descriptor, and links are stored but never followed. A file that changes while
-it is read is read again. Entries that cannot be packed are left out and listed, and so are files that changed each
-time.
+it is read is read again. Entries that cannot be packed are left out. The manifest lists them, and also the files that
+changed during each read.
 
 The `tar` program is not used, because it does not read changed files again, and packs trees that are too deep to be
 restored. But it can unpack these files: they are POSIX tar (pax) with GNU's sparse format.
@@ -158,10 +158,10 @@ class _Packer:
             for name in _list_names(root_fd):
                 if not name.startswith(".") or name in PACKED_HIDDEN_NAMES:
                     self._add_entry(root_fd, name, name, 1)
-            for attempt in range(2, MAX_READS + 1):
-                changed, self._changed = self._changed, []
-                for path in changed:
-                    self._add_changed_file(root_fd, path, is_last=attempt == MAX_READS)
+            for read_number in range(2, MAX_READS + 1):  # each file was read once above
+                changed_paths, self._changed = self._changed, []
+                for path in changed_paths:
+                    self._add_changed_file(root_fd, path, is_last=read_number == MAX_READS)
         finally:
             os.close(root_fd)
 
@@ -300,21 +300,21 @@ def _sparse_member(
 ) -> tuple[tarfile.TarInfo, _ChainedReader]:
     """Return a sparse file's tar member, and a reader of its content, in GNU's sparse format 1.0.
 
-    In this format a map comes before the data. It has the number of segments, then offset and length of each, with one
-    number per line, and is padded with zeros to a tar block.
+    In this format a map comes before the data: the number of segments, then offset and length of each segment, one
+    number per line. Zeros fill the last tar block of the map.
     """
-    listed = [*segments, (size, 0)]  # the empty last segment gives the file's size
-    numbers = [len(listed), *(number for segment in listed for number in segment)]
-    table = "".join(f"{number}\n" for number in numbers).encode()
-    table += b"\0" * (-len(table) % tarfile.BLOCKSIZE)
+    entries = [*segments, (size, 0)]  # the empty last segment gives the file's size
+    numbers = [len(entries), *(number for entry in entries for number in entry)]
+    segment_map = "".join(f"{number}\n" for number in numbers).encode()
+    segment_map += b"\0" * (-len(segment_map) % tarfile.BLOCKSIZE)
     info.pax_headers = {
         "GNU.sparse.major": "1",
         "GNU.sparse.minor": "0",
         "GNU.sparse.name": info.name,
         "GNU.sparse.realsize": str(size),
     }
-    info.size = len(table) + sum(length for _, length in segments)
-    return info, _ChainedReader(BytesIO(table), reader)
+    info.size = len(segment_map) + sum(length for _, length in segments)
+    return info, _ChainedReader(BytesIO(segment_map), reader)
 
 
 class _SegmentReader:

@@ -1,4 +1,4 @@
-"""Encrypt what the console must be able to read again: customers' secrets, keys of second factors, tickets.
+"""Encrypt what the console must be able to read again: customers' secrets, keys of second factors, notebooks' tickets.
 
 Each encryption key is derived from SECRET_KEY and a purpose, which names one kind of secret. So a text of one kind
 cannot be decrypted as another. Texts that were encrypted with a former SECRET_KEY can be decrypted as long as
@@ -36,6 +36,6 @@ def _cipher(purpose: bytes) -> MultiFernet:
 
 def _derive_key(key: str | bytes, purpose: bytes) -> bytes:
     """Return the encryption key of a purpose, which is the `info` of HKDF (RFC 5869)."""
-    raw = key if isinstance(key, bytes) else key.encode()
+    key_bytes = key if isinstance(key, bytes) else key.encode()
     # Fernet's keys have 32 bytes, in URL-safe Base64.
-    return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=purpose).derive(raw))
+    return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=purpose).derive(key_bytes))

@@ -35,7 +35,7 @@ LAG_SECONDS, LAG_EVENTS = 300, 500
 """The webhook lag covers the payment events of the last LAG_SECONDS, and at most LAG_EVENTS of them, so that its query
 stays fast."""
 STATES = tuple(str(state) for state in TRANSITIONS)
-"""All states of jobs. A job event with one of them as its kind is a transition to this state."""
+"""All states of jobs. A job event whose kind is a state is the transition to this state."""
 SUMS_VERSION = 1
 """The format of the cached sums. Increase it when a change makes older sums wrong: they are then computed again."""
 

@@ -133,7 +133,7 @@ def _collect_counters() -> Iterator[Metric]:
 def _collect_heartbeats() -> Iterator[Metric]:
     """Yield the metrics from heartbeats. Raises redis.RedisError.
 
-    They say that processes work. The heartbeats about clusters and the ledger also carry reports in their `details`.
+    A heartbeat shows that a process works. Heartbeats about clusters and the ledger also carry reports in `details`.
     """
     cluster_kinds = (heartbeats.WATCHER, heartbeats.CLUSTER)
     current = [

@@ -47,7 +47,7 @@ class RequestMiddleware:
         return _detach_stream(request, response)
 
     def _respond_in_span(self, request: HttpRequest, fields: dict[str, context.Value]) -> HttpResponseBase:
-        """Respond within a new span that links to the client's span.
+        """Respond within a new span that links to the client's span. Add the trace's id to `fields` for the log.
 
         If the client's span were the parent, clients would decide which of the console's traces are sampled.
         """
@@ -86,6 +86,7 @@ MONITORING_VIEWS: dict[str, Callable[[HttpRequest], HttpResponseBase]] = {
     "/readyz": ready,
     "/metrics": metrics,
 }
+"""The views for Kubernetes's probes and for Prometheus, by their path."""
 
 
 def route_of(request: HttpRequest) -> str:

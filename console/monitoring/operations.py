@@ -130,9 +130,9 @@ def _utilization() -> Table:
     names = {"cpus": _("CPUs"), "memory_mib": _("Memory"), "gpus": _("GPUs")}
     rows = []
     for cluster, report in sorted(reports.items()):
-        free = {(resource, gpu_type): amount for resource, gpu_type, amount in report.details.get("free", ())}
+        free_amounts = {(resource, gpu_type): amount for resource, gpu_type, amount in report.details.get("free", ())}
         for resource, gpu_type, total in report.details.get("total", ()):
-            used_share = (total - free.get((resource, gpu_type), 0)) / total if total else 0
+            used_share = (total - free_amounts.get((resource, gpu_type), 0)) / total if total else 0
             total_text = f"{total / 1024:.0f} GiB" if resource == "memory_mib" else f"{total:g}"
             label = f"{names.get(resource, resource)} {gpu_type}".strip()
             rows.append((cluster, label, total_text, f"{used_share:.0%}"))

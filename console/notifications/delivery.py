@@ -28,6 +28,7 @@ from django.utils import timezone
 from console.core import connections, encryption
 from console.notifications.models import Delivery, Notification, Webhook
 from console.notifications.services import ENCRYPTION_PURPOSE
+from runtime.json_values import storable
 
 logger = logging.getLogger(__name__)
 RETRY_SECONDS = (60, 300, 1800, 7200, 21600, 43200)
@@ -187,7 +188,8 @@ def _store_result(delivery: Delivery, result: RequestResult) -> None:
     """
     now = timezone.now()
     tries = delivery.tries + 1
-    values: dict[str, Any] = {"tries": tries, "status": result.status, "error": result.error}
+    # The receiver writes the error. If PostgreSQL could not store it, each round would send this delivery again.
+    values: dict[str, Any] = {"tries": tries, "status": result.status, "error": storable(result.error)}
     if result.is_accepted:
         values |= {"state": Delivery.States.DELIVERED, "delivered_at": now}
     elif tries > len(RETRY_SECONDS):

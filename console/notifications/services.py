@@ -75,10 +75,10 @@ def webhooks_of(organization: Organization) -> QuerySet[Webhook]:
 
 def webhook_for(organization: Organization, pk: int) -> Webhook:
     """Return the organization's webhook with this id. Raises NotFound."""
-    matching = webhooks_of(organization).filter(pk=pk).first()
-    if matching is None:
+    webhook = webhooks_of(organization).filter(pk=pk).first()
+    if webhook is None:
         raise NotFound
-    return matching
+    return webhook
 
 
 def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] = ()) -> tuple[Webhook, str]:
@@ -95,7 +95,7 @@ def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] =
         lock(organization)
         if webhooks_of(organization).count() >= MAX_WEBHOOKS:
             raise InvalidInput(fields={"url": _("There are %(most)d webhooks already.") % {"most": MAX_WEBHOOKS}})
-        created = Webhook.objects.create(
+        webhook = Webhook.objects.create(
             organization=organization,
             url=url,
             kinds=sorted(kinds),
@@ -103,7 +103,7 @@ def create_webhook(*, membership: Membership, url: str, kinds: Collection[str] =
             created_by=membership.user,
         )
         record_audit_event(organization=organization, actor=membership.user, action="webhook.created", target=url)
-    return created, secret
+    return webhook, secret
 
 
 def delete_webhook(*, webhook: Webhook, user: User) -> None:
@@ -123,7 +123,7 @@ def redeliver(*, webhook: Webhook, delivery_pk: int) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise InvalidInput unless the URL has an allowed scheme and a host, but no user name and no fragment."""
+    """Raise InvalidInput unless the URL has an allowed scheme and a host, but no credentials and no fragment."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -132,5 +132,5 @@ def _check_url(url: str) -> None:
     has_valid_characters = url.isascii() and " " not in url
     is_valid = has_host and has_valid_characters and len(url) <= MAX_URL_LENGTH
     schemes = {"https", "http"} if settings.WEBHOOK_PRIVATE_ADDRESSES else {"https"}
-    if not is_valid or parts.scheme not in schemes or parts.username or parts.fragment:
+    if not is_valid or parts.scheme not in schemes or "@" in parts.netloc or parts.fragment:
         raise InvalidInput(fields={"url": _("Enter an address that begins with https:// and names a host.")})

@@ -54,7 +54,7 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
     if address is None:
         return None
     for hop in reversed(forwarded_for.split(",")):
-        if not any(address in network for network in proxies):
+        if not _is_proxy(address, proxies):
             break
         forwarded = _parse_address(hop)
         if forwarded is None:
@@ -64,11 +64,22 @@ def client_address(peer: str, forwarded_for: str, proxies: Sequence[Network]) ->
 
 
 def rate_limit_key(address: str) -> str:
-    """Return the key under which limits count an address: itself, or the network of IPV6_PREFIX bits of an IPv6 one."""
+    """Return the key under which limits count an address: for IPv6 its network of IPV6_PREFIX bits, else itself."""
     parsed = _parse_address(address)
     if isinstance(parsed, IPv6Address):
         return str(ip_network((parsed, IPV6_PREFIX), strict=False).network_address)
     return address
+
+
+def connection_key(peer: str, proxies: Sequence[Network]) -> str | None:
+    """Return the key under which limits count a connection from `peer`; None for a trusted proxy or a Unix socket."""
+    address = _parse_address(peer)
+    return None if address is None or _is_proxy(address, proxies) else rate_limit_key(str(address))
+
+
+def _is_proxy(address: Address, proxies: Sequence[Network]) -> bool:
+    """Return whether an address is that of a trusted proxy."""
+    return any(address in network for network in proxies)
 
 
 def _parse_address(text: str) -> Address | None:

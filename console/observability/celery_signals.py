@@ -74,13 +74,13 @@ def _send_heartbeat(**_kwargs: Any) -> None:
 def _start_task(task: Any = None, task_id: str = "", **_kwargs: Any) -> None:
     """Set the context fields of the message, and open the task's span."""
     header = _read_header(task.request)
-    stack = ExitStack()
-    stack.enter_context(context.bound(**context.fields_from_header(header.get("about")), task=task.name))
+    resources = ExitStack()
+    resources.enter_context(context.bound(**context.fields_from_header(header.get("about")), task=task.name))
     parent = tracing.valid_traceparent(header.get(TRACEPARENT))
-    span = stack.enter_context(
+    span = resources.enter_context(
         tracing.span(f"task {task.name}", kind=SpanKind.CONSUMER, parent=parent, attributes={"celery.task_id": task_id})
     )
-    task.request.trainyard_task = _StartedTask(stack, span, time.perf_counter())
+    task.request.trainyard_task = _StartedTask(resources, span, time.perf_counter())
 
 
 @signals.task_postrun.connect

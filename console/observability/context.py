@@ -1,6 +1,6 @@
 """Context fields, which log lines and spans show: the request, user, organization, task, job, run and cluster.
 
-Within a process they are in a context variable. From a request to the tasks that it sends they travel in a message
+Within a process they are in a context variable. From a request to the tasks that it sends, they travel in a message
 header. Their values are row ids, generated names and the client's address, never a text that a customer wrote.
 """
 

@@ -1,8 +1,8 @@
 """Counters of requests and tasks, summed in Redis over all processes of the installation.
 
 A process counts in a buffer in memory, which one of its threads adds to Redis once a second. The counts are not exact:
-a killed process loses up to a second of them, and if Redis's response to a transfer is lost, the transfer is repeated
-and counts twice. Metrics that must be exact are read from the database (`console.monitoring.db_metrics`).
+a killed process loses up to a second of them. If Redis's response to a transfer is lost, the transfer is repeated and
+counts twice. Metrics that must be exact are read from the database (`console.monitoring.db_metrics`).
 
 prometheus_client has a multiprocess mode, but it sums only the processes of one machine. Here any web process returns
 the counts of all processes, so Prometheus needs to scrape only one address.

@@ -44,8 +44,8 @@ _KEY = "signs"
 class Heartbeat:
     """The last heartbeat of one process.
 
-    `part` names the cluster that the process watches, or is DISPATCH, or empty. `process` is its host name and process
-    id. `at` is the Unix time of the sender's machine.
+    `part` names the cluster that the process watches or reports on, or is DISPATCH, or empty. `process` is the sender's
+    host name and process id. `at` is the Unix time of the sender's machine.
     """
 
     kind: str

@@ -1,6 +1,7 @@
 """Format log lines with structlog, as JSON for log collectors or as text for people.
 
-Lines show the context fields (`console.observability.context`). Secrets in them are replaced by REDACTED.
+Lines show the context fields (`console.observability.context`). Secrets in messages, paths and tracebacks are replaced
+by REDACTED.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 _next_span_id: ContextVar[int] = ContextVar("next_span_id", default=0)
+"""The id for a span that is started now; 0: a random id."""
 
 
 class Provider(TracerProvider):

@@ -1,4 +1,7 @@
-"""The Redis client of heartbeats and counters. Its timeouts are short, because requests and tasks need neither."""
+"""The Redis client of heartbeats and counters.
+
+Its timeouts are short, because requests and tasks can do without heartbeats and counters.
+"""
 
 from __future__ import annotations
 

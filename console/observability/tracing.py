@@ -138,7 +138,7 @@ def child_traceparent(traceparent: str, name: str) -> str:
     """Return the traceparent of the child span `name` of `traceparent`; empty if `traceparent` is.
 
     The span's id is computed from both, not random. So the process that starts a run can pass the traceparent to the
-    ranks, and another process, which exports the span when the run has ended, computes the same id.
+    ranks. The process that exports the span after the run computes the same id.
     """
     if not valid_traceparent(traceparent):
         return ""
@@ -177,5 +177,5 @@ def valid_traceparent(value: Any) -> str:
 
 
 def _context(traceparent: str) -> Context:
-    """Return an OpenTelemetry context whose current span is that of the traceparent."""
+    """Return an OpenTelemetry context whose current span is the one that the traceparent names."""
     return _PROPAGATOR.extract({"traceparent": traceparent}, context=Context())

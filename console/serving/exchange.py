@@ -195,7 +195,7 @@ class IncomingBody:
         if not has_bytes:
             self._receive_pending()  # without the lock, which the event loop needs to add bytes
         with self._changed:
-            if not self._buffered_bytes and self._end is None:
+            if not self._chunks and self._end is None:
                 raise TimeoutError
             if not self._chunks and self._end is _End.DISCONNECTED:
                 raise ConnectionResetError("The client closed the connection.")

@@ -9,7 +9,6 @@ with its response) and `flow` (whether uvicorn has paused reading).
 from __future__ import annotations
 
 import asyncio
-from ipaddress import ip_address
 
 import h11
 from django.conf import settings
@@ -39,7 +38,7 @@ class GuardedProtocol(H11Protocol):
     """One connection, which is closed if its client is too slow. Times are seconds of the event loop's clock."""
 
     _address: str | None = None
-    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None for a trusted proxy."""
+    """The key under which CONNECTIONS_BY_ADDRESS counts this connection; None: only ALL_CONNECTIONS counts it."""
     _is_counted = False
     """Whether the limits count this connection. They do not count a refused one."""
     _is_upgraded = False
@@ -66,7 +65,8 @@ class GuardedProtocol(H11Protocol):
         """Accept the connection, or refuse it at a limit."""
         super().connection_made(transport)
         self._head_since = self.loop.time()
-        self._address = self._limited_address()
+        peer = self.client[0] if self.client else ""
+        self._address = addresses.connection_key(peer, settings.TRUSTED_PROXIES)
         if not ALL_CONNECTIONS.acquire(""):
             self._refuse(refusals.BUSY)
         elif self._address is not None and not CONNECTIONS_BY_ADDRESS.acquire(self._address):
@@ -127,16 +127,6 @@ class GuardedProtocol(H11Protocol):
         exchange = self.scope.get(SCOPE_KEY) if self.scope else None
         if isinstance(exchange, Exchange) and exchange.stream is not None:
             self.transport.close()
-
-    def _limited_address(self) -> str | None:
-        """Return the key under which the connection is counted; None for a trusted proxy or a Unix socket."""
-        try:
-            peer = ip_address(self.client[0]) if self.client else None
-        except ValueError:  # a Unix socket has no IP address
-            return None
-        if peer is None or any(peer in network for network in settings.TRUSTED_PROXIES):
-            return None
-        return addresses.rate_limit_key(str(peer))
 
     def _check_deadlines(self) -> None:
         """Close the connection if the client is too slow, else schedule the next check."""

@@ -59,15 +59,18 @@ class Refused(Exception):
         super().__init__(refusal.message)
 
 
-TOO_SLOW = Refusal(408, "request_timeout", "The request arrived too slowly. Send it again.", 1)
+TOO_SLOW = Refusal(408, "request_timeout", "The request arrived too slowly. Send it again.", retry_after=1)
 TOO_LARGE = Refusal(413, "too_large", "The request is too large.")
 TOO_MANY_CONNECTIONS = Refusal(
-    429, "too_many_connections", "Too many connections are open from your address. Close some and try again.", 10
+    429,
+    "too_many_connections",
+    "Too many connections are open from your address. Close some and try again.",
+    retry_after=10,
 )
 TOO_MANY_STREAMS = Refusal(
-    429, "too_many_streams", "Your organization has too many live views and downloads open. Close some.", 10
+    429, "too_many_streams", "Your organization has too many live views and downloads open. Close some.", retry_after=10
 )
 TOO_MANY_UPLOADS = Refusal(
-    429, "too_many_uploads", "Too many uploads are in progress from your address. Wait for one to end.", 10
+    429, "too_many_uploads", "Too many uploads are in progress from your address. Wait for one to end.", retry_after=10
 )
-BUSY = Refusal(503, "busy", "The console is busy. Try again in a moment.", 5)
+BUSY = Refusal(503, "busy", "The console is busy. Try again in a moment.", retry_after=5)

@@ -10,7 +10,7 @@ from whitenoise.storage import CompressedManifestStaticFilesStorage
 
 
 class StaticStorage(CompressedManifestStaticFilesStorage):  # type: ignore[misc]  # WhiteNoise publishes no types
-    """Names each file by its hash, also in the imports of JavaScript modules, so that browsers may keep all of them."""
+    """Names each file by its hash, also in the imports of JavaScript modules, so that browsers may always cache it."""
 
     support_js_module_import_aggregation = True
 

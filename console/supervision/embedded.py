@@ -72,9 +72,9 @@ class Embedded:
         return f"unix://{self._redis_socket}?db=0"
 
     def start(self, *, database: bool = True, broker: bool = True) -> None:
-        """Start the requested servers and wait until they answer. Safe to repeat and to run concurrently.
+        """Start PostgreSQL (`database`) and Redis (`broker`), and wait until they answer.
 
-        Raises ServiceError.
+        Safe to repeat and to run concurrently. Raises ServiceError.
         """
         for folder in (self.var, self.log_dir, self.socket_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -23,7 +23,7 @@ CHECK_SECONDS = 1.0
 """How often to check that both servers run."""
 
 
-def hold() -> None:
+def keep_running() -> None:
     """Keep the servers running until SIGTERM, which ends this process only: `manage.py up` stops the servers last."""
     dictConfig(settings.LOGGING)
     while True:
@@ -36,4 +36,4 @@ def hold() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
-    hold()
+    keep_running()

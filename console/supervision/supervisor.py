@@ -46,9 +46,9 @@ READY_SECONDS = 180.0
 """How long the console may take to answer /readyz after its start. An idle machine needs a few seconds, and one that is
 busy with other work more than a minute."""
 STOP_SECONDS = 45.0
-"""How long supervisord may take to stop all programs before it is killed; `end_leftovers` then ends the rest. It stops
-one program after the other. Most end within a second, so 45 is less than the sum of their `stop_seconds`, but leaves
-room for the two workers, the slowest programs."""
+"""How long supervisord may take to stop all programs, one after the other. Then it is killed, and `end_leftovers` ends
+the rest. Most programs end within a second, so 45 is less than the sum of their `stop_seconds`, but leaves room for the
+two workers, the slowest programs."""
 LEFTOVER_SECONDS = 15.0
 """How long left-over processes may take to end after SIGTERM, and again after SIGKILL. The slowest is a worker with an
 unfinished task (see `programs`): it needs about 13 seconds."""
@@ -83,7 +83,7 @@ def programs() -> list[Program]:
     # Without Django's checks, which load every page: `up` and `prepare` run these checks once for all programs.
     celery = ("-m", "celery", "-A", "console.celery", "--skip-checks")
     # One process more for each kind of work that can occupy a process for long: reconciling each further cluster,
-    # copying direct uploads, importing datasets.
+    # copying uploads out of the bucket, importing datasets.
     additional_clusters = len(settings.TRAINYARD_CLUSTERS) - 1
     concurrency = (
         TASK_PROCESSES + additional_clusters + bool(settings.UPLOAD_BUCKET) + bool(settings.DATASET_IMPORT_HOSTS)
@@ -310,7 +310,7 @@ def _installation_mark() -> str:
 
 
 def _parent_death_prefix() -> list[str]:
-    """Return the words before a command that make the kernel end it with its parent; none without setpriv."""
+    """Return words to put before a command, so that the kernel ends it with its parent; none without setpriv."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
@@ -343,7 +343,7 @@ def _send_signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def require_free_ports() -> None:
-    """Raise UpError if another process uses a port that the console needs, or if two of its servers would share one."""
+    """Raise UpError if another process uses a port that the console needs, or if two of its servers need the same."""
     web_host, _, web_port = settings.WEB_BIND.rpartition(":")
     addresses = [(web_host.strip("[]"), int(web_port), "TRAINYARD_URL")]
     if settings.PAYMENTS_SANDBOX:
@@ -355,13 +355,13 @@ def require_free_ports() -> None:
         addresses.append(("127.0.0.1", settings.SANDBOX_PORT, "SANDBOX_PORT"))
     for host, port, variable in addresses:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as test_socket:
-            # As the servers do. Without this option, old connections of a stopped server would make the port seem used.
+            # The servers set this option too. Without it, old connections of a stopped server make the port seem used.
             test_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 test_socket.bind((host, port))
             except OSError as error:
-                free_port = neighbouring_port(port, 100)
-                example = f"http://127.0.0.1:{free_port}" if variable == "TRAINYARD_URL" else str(free_port)
+                other_port = neighbouring_port(port, 100)
+                example = f"http://127.0.0.1:{other_port}" if variable == "TRAINYARD_URL" else str(other_port)
                 raise UpError(
                     f"Port {port} of {host} can't be used ({error.strerror}). Stop the program that uses it, or "
                     f"choose another port with {variable}, for example: {variable}={example} make up"

@@ -43,7 +43,7 @@ class Goal(StrEnum):
 
 @dataclass(frozen=True)
 class Plan:
-    """A valid sweep, without the purchase of its trials."""
+    """A valid sweep, without the purchase of its trials: at most `trials` in all, and `concurrency` at once."""
 
     space: tuple[Parameter, ...]
     metric: str
@@ -114,8 +114,8 @@ def extreme_values(space: tuple[Parameter, ...]) -> list[Values]:
     """Return parameters that bound a trial's price: all combinations of the extreme values of PRICED_PARAMETERS.
 
     These are the ends of a range, or all choices of a categorical parameter, because their order says nothing about the
-    price. Other parameters hardly change the price, so they have their first value. Conditions are ignored: the
-    caller validates a purchase with each combination, and so the names of all parameters.
+    price. Other parameters hardly change the price, so they have their first value. Conditions are ignored, so each
+    combination has all parameters: the caller validates their names by a purchase with each combination.
     """
     combinations: list[Values] = [{}]
     for parameter in space:

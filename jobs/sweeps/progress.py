@@ -1,7 +1,7 @@
 """Advance a sweep: store the outcomes of its trials, stop unpromising trials, order the next ones, and end the sweep.
 
 `advance` reads everything from the rows, so any process may call it at any time. A crash between two steps loses
-nothing, because a trial's row, its part of the hold, its order and its job are written in one transaction.
+nothing, because the row, the part of the hold, the order and the job of a trial are written in one transaction.
 
 Rows are locked in this order: the sweep, the organization's quota, the sweep's hold, the wallet. No job is locked while
 its sweep is.
@@ -65,7 +65,8 @@ def advance(*, sweep_pk: int) -> None:
     """Advance a sweep as far as possible now. Safe to repeat, and to run at the same time in several processes."""
     sweep = Sweep.objects.select_related("organization", "quote__book", "product", "placed_by").get(pk=sweep_pk)
     plan = Plan.from_json(sweep.quote.purchase["sweep"])
-    if plan.pruner is not Pruner.NONE:
+    # After a stop, `_cancel_open` cancels all trials, so that none needs pruning.
+    if plan.pruner is not Pruner.NONE and sweep.reason != Sweep.Reasons.STOPPED:
         _prune(sweep, plan)
     record_ends(sweep, plan)
     # A refusal is stored as a sentence (`Sweep.waiting`), so it must be in the buyer's language.
@@ -127,8 +128,8 @@ def _past_trials(trials: list[Trial], metric_values: dict[int, list[float]] | No
 def _prune(sweep: Sweep, plan: Plan) -> None:
     """Mark the trials that the pruner stops. `_cancel_open` cancels their jobs.
 
-    Trials whose jobs have ended since the last call are judged too. Successive halving stores with each trial how far
-    it came, and compares other trials with that.
+    Trials whose jobs have ended since the last call are judged too. Successive halving stores how far each trial came,
+    and compares other trials with it.
     """
     trials = list(sweep.trials.select_related("job__order__hold").order_by("number"))  # the order that `judge` needs
     values: dict[int, list[float]] = {}
@@ -197,7 +198,10 @@ def _order_next(sweep: Sweep, plan: Plan) -> bool:
 
 
 def _suggest(sweep: Sweep, plan: Plan, trials: list[Trial]) -> Suggestion:
-    """Return the parameters of the next trial. They depend on all trials of this sweep and of those that it extends."""
+    """Return the parameters of the next trial.
+
+    They depend on `trials`, those of this sweep so far, and on the trials of the earlier sweeps that it extends.
+    """
     if plan.method is Method.GRID:
         return Suggestion(plan.grid()[len(trials)], state={})
     return suggest(
@@ -227,8 +231,8 @@ def _order_trial(sweep: Sweep, suggestion: Suggestion, *, number: int) -> bool:
     )
     # A search is a sweep and those that extend it. All its trials run the script and the requirements of its first
     # trial, because the files may have changed since.
-    search = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
-    first_trial = search.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()
+    search_trials = Trial.objects.filter(sweep__in=selectors.sweeps_of_search(sweep.extends_id or sweep.pk))
+    first_trial = search_trials.select_related("job__script", "job__packages").order_by("sweep_id", "number").first()
     script = None if first_trial else orders.read_purchased_script(purchase)
     requirements = packages.requirements_of(first_trial.job) if first_trial else purchase.requirements
     pricing = orders.pricing_inputs(purchase, estimates.estimate(purchase))

@@ -53,10 +53,10 @@ def quote_sweep(*, membership: Membership, data: Mapping[str, Any]) -> Quote:
     searched_fields = {PURCHASE_FIELDS[name]: value for name, value in example.items() if name in PURCHASE_FIELDS}
     # `exact` is ignored: a sweep changes parameters, so no trial can repeat a job exactly.
     purchase = parse(organization=organization, data={**searched_fields, **_without_empty(data), "exact": False})
-    base = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
+    trial_purchase = {**purchase.to_json(), "ceiling_minor": None}  # the ceiling is the sweep's, not that of each trial
     return _make_quote(
         membership=membership,
-        base=base,
+        trial_purchase=trial_purchase,
         plan_json=plan,
         pinned_image=pinned_image(organization, purchase.image),
         ceiling_minor=purchase.ceiling_minor,
@@ -73,10 +73,10 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
     require_active(organization=organization)
     limits = ExtensionSerializer(data=data).values()
     first_sweep = sweep.extends or sweep
-    search = selectors.sweeps_of_search(first_sweep.pk)
-    if search.filter(ended_at=None).exists():
+    search_sweeps = selectors.sweeps_of_search(first_sweep.pk)
+    if search_sweeps.filter(ended_at=None).exists():
         raise InvalidInput(fields={"trials": _("A sweep of this search is open. Wait for it to end, or stop it.")})
-    tried = Trial.objects.filter(sweep__in=search).count()
+    tried = Trial.objects.filter(sweep__in=search_sweeps).count()
     first_purchase = first_sweep.quote.purchase
     extension = first_purchase["sweep"] | {"trials": min(limits["trials"], MAX_TRIALS - tried)}
     extension |= {"tried": tried, "extends": first_sweep.pk}
@@ -84,12 +84,12 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
         extension["trials"] = len(Plan.from_json(extension).grid())
     if extension["trials"] < 1:
         raise InvalidInput(fields={"trials": _("This search has tried all its trials.")})
-    base = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
+    trial_purchase = {name: value for name, value in first_purchase.items() if name not in {"sweep", "pinned_image"}}
     # Only for its errors: a dataset, for example, may have been deleted since the first sweep.
-    parse(organization=organization, data=base, uses_given_versions=True)
+    parse(organization=organization, data=trial_purchase, uses_given_versions=True)
     return _make_quote(
         membership=membership,
-        base=base,
+        trial_purchase=trial_purchase,
         plan_json=extension,
         pinned_image={"pinned_image": first_purchase["pinned_image"]},  # so that all trials of a search use one image
         ceiling_minor=limits["ceiling_minor"],
@@ -99,15 +99,15 @@ def quote_extension(*, membership: Membership, sweep: Sweep, data: Mapping[str, 
 def _make_quote(
     *,
     membership: Membership,
-    base: Mapping[str, Any],
+    trial_purchase: Mapping[str, Any],
     plan_json: Mapping[str, Any],
     pinned_image: Mapping[str, Any],
     ceiling_minor: int | None,
 ) -> Quote:
     """Price a sweep and store its quote.
 
-    `base` is the purchase of its trials, `plan_json` the plan as `Plan.from_json` reads it, and `pinned_image` comes
-    from `orders.pinned_image`.
+    `trial_purchase` is the purchase of its trials, before a trial's parameters are applied. `plan_json` is the plan as
+    `Plan.from_json` reads it. `pinned_image` is the field that `orders.pinned_image` returns.
     """
     organization = membership.organization
     plan = Plan.from_json(plan_json)
@@ -116,9 +116,10 @@ def _make_quote(
     offers = []
     for values in extreme_values(plan.space):
         try:
-            purchase = parse(organization=organization, data=apply_parameters(base, values), uses_given_versions=True)
+            data = apply_parameters(trial_purchase, values)
+            purchase = parse(organization=organization, data=data, uses_given_versions=True)
         except InvalidInput as error:
-            # `base` was validated before, so the parameters are at fault.
+            # `trial_purchase` was validated before, so the parameters are at fault.
             raise InvalidInput(fields={"space": " ".join(map(str, error.fields.values()))}) from error
         estimate = estimates.estimate(purchase)
         offers.append((price(prices, **pricing_inputs(purchase, estimate)), estimate))
@@ -126,7 +127,7 @@ def _make_quote(
         organization=organization,
         user=membership.user,
         prices=prices,
-        payload={**base, "sweep": plan_json, **pinned_image},
+        payload={**trial_purchase, "sweep": plan_json, **pinned_image},
         offers=offers,
         trials=plan.trials,
         ceiling_minor=ceiling_minor,
@@ -195,9 +196,9 @@ def _extended_sweep(plan_json: Mapping[str, Any]) -> Sweep | None:
     """
     if "extends" not in plan_json:
         return None
-    search = selectors.sweeps_of_search(plan_json["extends"])
-    is_open = search.filter(ended_at=None).exists()
-    if is_open or Trial.objects.filter(sweep__in=search).count() != plan_json["tried"]:
+    search_sweeps = selectors.sweeps_of_search(plan_json["extends"])
+    is_open = search_sweeps.filter(ended_at=None).exists()
+    if is_open or Trial.objects.filter(sweep__in=search_sweeps).count() != plan_json["tried"]:
         raise ChoiceUnavailable
     return Sweep.objects.get(pk=plan_json["extends"])
 

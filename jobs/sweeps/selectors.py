@@ -21,7 +21,10 @@ from jobs.sweeps.suggestions import PastTrial
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial as pages and API show it. `cost_minor` is its cost so far, `value` the metric's latest value."""
+    """A trial as pages and API show it. `name` and `state` are those of its job.
+
+    `cost_minor` is its cost so far, `value` the metric's latest value.
+    """
 
     number: int
     job_id: int

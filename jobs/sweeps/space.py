@@ -18,7 +18,7 @@ MAX_PARAMETERS = 32
 MAX_CHOICES = 100
 """Values of a categorical parameter."""
 MAX_CHOICE_LENGTH = 1000
-"""Characters of a choice. These first three limits are far above real searches. They bound the validation's time."""
+"""Characters of a choice. These three limits are far above real searches. They bound the validation's time."""
 MAX_GRID_TRIALS = 1000
 """Combinations of a grid, and trials of a search. With as many trials, a suggestion takes less than 200 ms."""
 MAX_INTEGER = 2**53
@@ -79,10 +79,10 @@ class Parameter:
         if self.step is None:
             raise InvalidSpace(self.name, _("A grid needs choices or a step for each parameter."))
         # 1e-9 is added, because the quotient may be a little too small: 0.3 / 0.1 is below 3.
-        count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        if count > MAX_GRID_TRIALS:
+        steps = (self.high - self.low) / self.step + 1e-9
+        if steps >= MAX_GRID_TRIALS:  # compared as a float, which may be infinite
             raise InvalidSpace(self.name, _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
-        values = [self.low + index * self.step for index in range(count)]
+        values = [self.low + index * self.step for index in range(math.floor(steps) + 1)]
         # Rounded to twelve digits, because binary fractions are inexact: 0.1 + 2 * 0.1 should be 0.3.
         return tuple(round(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
 
@@ -180,7 +180,7 @@ def _choices(name: str, choices: Any, field: str) -> tuple[Value, ...]:
                 raise InvalidSpace(name, _("A value has at most %(limit)d characters.") % {"limit": MAX_CHOICE_LENGTH})
         else:
             _number(name, value, "float", field)
-    # Compared as text, which is what scripts get, since "1" and 1 are then equal; and as values, since 1 equals 1.0.
+    # No two choices may be equal as text, which is what scripts get ("1" and 1), or as numbers (1 and 1.0).
     if len({str(value) for value in choices}) < len(choices) or len(set(choices)) < len(choices):
         raise InvalidSpace(name, _("`%(field)s` lists a value twice.") % {"field": field})
     return tuple(choices)

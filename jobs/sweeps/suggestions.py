@@ -51,8 +51,14 @@ MEDIAN_TRIALS = 4
 """Trials that must have ended before the median pruner stops others: the median of fewer says little."""
 MIN_RANKED_TRIALS = 5
 """Completed trials that the importance of parameters needs. With fewer, the ranking would be chance."""
+RELATIVE_ROUNDING = 1e-11
+"""More than the relative error of a grid's values, which are rounded to twelve digits (`Parameter.grid`)."""
 REDUCTION_FACTOR = 3
 """At each step, successive halving lets one of this many trials continue. Its authors recommend 3 or 4."""
+MAX_OPTUNA_STEPS = 10**7
+"""Optuna gets the step of a range of floats only if the range's largest number is at most this many steps. Optuna
+checks to 10^-8 of a step that a value is a multiple of the step. Floats have only 16 digits, so it would refuse some of
+its own suggestions in finer steps. Then it gets a continuous range, and `_round_to_step` rounds its suggestions."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ def suggest(
 ) -> Suggestion:
     """Return the suggestion for the next trial. `trials` are all earlier trials of the search, in their order.
 
+    `seed` is the same for all trials of a sweep.
     `minimizes_cost`: search for the best value at each cost, not only for the best value. The API and the pages call
     this a search against cost.
     """
@@ -152,7 +159,7 @@ def judge(
         else optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION_FACTOR)
     )
     study = optuna.create_study(direction=goal, pruner=optuna_pruner)
-    study.add_trials([_frozen_trial(space, past) for past in trials])
+    study.add_trials([_frozen_trial(space, past, has_steps=False) for past in trials])
     is_pruned = optuna_pruner.prune(study, study.get_trials(deepcopy=False)[number])
     # Read from the study again, where successive halving has stored how far the trial came.
     return PruningDecision(is_pruned, dict(study.get_trials(deepcopy=False)[number].system_attrs))
@@ -170,7 +177,7 @@ def importance(
     if len(completed) < MIN_RANKED_TRIALS:
         return {}
     study = optuna.create_study(direction=goal)
-    study.add_trials([_frozen_trial(space, past) for past in completed])
+    study.add_trials([_frozen_trial(space, past, has_steps=False) for past in completed])
     names = [parameter.name for parameter in space if all(parameter.name in past.parameters for past in completed)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -206,13 +213,30 @@ def _suggest_value(trial: optuna.Trial, parameter: Parameter) -> Value:
         return trial.suggest_int(
             name, int(parameter.low), int(parameter.high), step=int(parameter.step or 1), log=parameter.log
         )
-    return trial.suggest_float(name, parameter.low, parameter.high, step=parameter.step, log=parameter.log)
+    optuna_step = _optuna_step(parameter)
+    value = trial.suggest_float(name, parameter.low, parameter.high, step=optuna_step, log=parameter.log)
+    if parameter.step is None or optuna_step is not None:
+        return value
+    return _round_to_step(value, parameter.low, parameter.high, parameter.step)
+
+
+def _optuna_step(parameter: Parameter) -> float | None:
+    """Return the step of a range of floats for Optuna; None if the range is continuous, or the step too fine."""
+    largest = max(abs(parameter.low), abs(parameter.high))
+    return parameter.step if parameter.step and largest / parameter.step <= MAX_OPTUNA_STEPS else None
+
+
+def _round_to_step(value: float, low: float, high: float, step: float) -> float:
+    """Return the value that is nearest to `value` in the range from `low` to `high`, in steps from `low`."""
+    steps = (value - low) / step
+    # Steps that are finer than floats have no effect, and their number may be infinite.
+    return value if steps > 2**53 else min(low + round(steps) * step, high)
 
 
 def _frozen_trial(
-    space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False
+    space: Sequence[Parameter], past: PastTrial, *, minimizes_cost: bool = False, has_steps: bool = True
 ) -> optuna.trial.FrozenTrial:
-    """Return an earlier trial as Optuna's study stores it.
+    """Return an earlier trial as Optuna's study stores it. `has_steps` is as for `_distribution`.
 
     A trial that was pruned is complete, with its last value as the result: Optuna's CMA-ES sampler and median pruner
     ignore trials in the state PRUNED.
@@ -225,16 +249,26 @@ def _frozen_trial(
         state=end_state if past.is_ended else TrialState.RUNNING,
         values=objectives,
         params=dict(past.parameters),
-        distributions={each.name: _distribution(each) for each in space if each.name in past.parameters},
+        distributions={
+            each.name: _distribution(each, has_steps=has_steps) for each in space if each.name in past.parameters
+        },
         intermediate_values=dict(enumerate(past.metric_values, start=1)),
         system_attrs=dict(past.state),
     )
 
 
-def _distribution(parameter: Parameter) -> BaseDistribution:
+def _distribution(parameter: Parameter, *, has_steps: bool) -> BaseDistribution:
+    """Return a parameter as Optuna stores it.
+
+    Only samplers need the steps of a range of floats. Without `has_steps` the range is continuous and a little wider:
+    rounding may have moved a grid's value off its step or out of the range, and Optuna would refuse such a value.
+    """
     if parameter.kind == "categorical":
         return CategoricalDistribution(list(parameter.choices))
     if parameter.kind == "int":
         low, high = int(parameter.low), int(parameter.high)
         return IntDistribution(low, high, log=parameter.log, step=int(parameter.step or 1))
-    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    if parameter.step and not has_steps:
+        margin = RELATIVE_ROUNDING * max(abs(parameter.low), abs(parameter.high))
+        return FloatDistribution(parameter.low - margin, parameter.high + margin)
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=_optuna_step(parameter))

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.http.request import validate_host
 
-from console.environment import Environment, neighbouring_port
+from console import notebook_url
+from console.environment import Environment, host_of, neighbouring_port
 from console.observability.logs import LEVELS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -94,8 +96,29 @@ def test_valid_values_are_read():
     assert env.choice("LEVEL", "INFO", LEVELS) == "WARN"
 
 
+def test_a_host_is_named_as_in_requests():
+    for url, host in (("https://Example.com:8443", "example.com"), ("http://[2001:DB8::1]:8000", "[2001:db8::1]")):
+        assert host_of(url) == host
+        assert validate_host(host, [host_of(url)])
+
+
 def test_a_console_on_the_highest_port_gets_a_sandbox_below_it():
     assert [neighbouring_port(port) for port in (8000, 65534, 65535)] == [8001, 65535, 65534]
+
+
+@pytest.mark.parametrize(
+    ("console_url", "text", "url"),
+    [
+        ("http://127.0.0.1:9000", None, "http://localhost:9000"),
+        ("http://127.0.0.1", None, "http://localhost"),
+        ("http://127.0.0.1:80", None, "http://localhost"),
+        ("https://console.example.com", "https://notebooks.example.net:443", "https://notebooks.example.net"),
+        ("https://console.example.com", "https://notebooks.example.net:8443", "https://notebooks.example.net:8443"),
+    ],
+)
+def test_the_url_of_notebooks_has_a_port_only_if_browsers_send_one(console_url, text, url):
+    value = notebook_url.default(console_url) if text is None else text
+    assert notebook_url.parse(value, console_url=console_url) == url
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_check_cluster_prints_each_check_with_its_remedy_and_fails_if_one_fails(
         yield CheckResult("sandbox", ok=True, detail="there")
         yield CheckResult("images", ok=False, detail="None.", remedy="Build one")
 
-    monkeypatch.setattr(check_cluster.check, "check", check)
+    monkeypatch.setattr(check_cluster.local_check, "check", check)
     text, error = run_command("check_cluster", "default", "--no-smoke")
     assert "1 of the checks" in error
     assert all(words in text for words in ("The cluster default", "✓", "sandbox", "✗", "Build one"))
@@ -111,7 +111,7 @@ def test_check_cluster_has_checks_of_its_own_for_kubernetes(monkeypatch, setting
         calls.append((*given, options))
         yield CheckResult("API server", ok=True, detail="1.36")
 
-    monkeypatch.setattr(check_cluster.backend, "check", check)
+    monkeypatch.setattr(check_cluster.kubernetes_backend, "check", check)
     assert "1.36" in run_command("check_cluster", "west")[0]
     assert calls == [(west, settings.TRAINYARD_RUNS_ROOT / ".clusters" / "west", {"smoke": True})]
 

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from jobs.sweeps.space import MAX_GRID_TRIALS, InvalidSpace, grid, parse
-from jobs.sweeps.suggestions import Method, PastTrial, suggest
+from jobs.sweeps.suggestions import Method, PastTrial, Pruner, importance, judge, suggest
 
 SPACE = {
     "LR": {"type": "float", "low": 1e-4, "high": 1e-1, "log": True},
@@ -82,6 +82,30 @@ def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
     for given in (SPACE, huge, {"x": {"type": "int", "low": 0, "high": 2**53}}):
         with pytest.raises(InvalidSpace):
             grid(parse(given))
+
+
+def test_the_values_of_a_grid_may_be_rounded_off_its_steps():
+    space = parse({"x": {"type": "float", "low": 1 / 3, "high": 3, "step": 1 / 3}})
+    past = [PastTrial(values, values["x"], is_ended=True, metric_values=[values["x"]]) for values in grid(space)]
+    assert past[0].parameters["x"] < 1 / 3
+    assert importance(space=space, goal="minimize", trials=past) == {"x": 1.0}
+    trials = [*past, PastTrial(past[0].parameters, metric_values=[9.0])]
+    assert judge(space=space, goal="minimize", pruner=Pruner.MEDIAN, trials=trials, number=len(past)).is_pruned
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step"), [(-1, 3, 1e-9), (0, 10**10, 0.3), (1000, 1001, 1e-6), (0, 2**53, 1), (0, 1, 5e-324)]
+)
+def test_steps_may_be_finer_than_optuna_can_check(low, high, step):
+    space = parse({"x": {"type": "float", "low": low, "high": high, "step": step}})
+    past: list[PastTrial] = []
+    for _number in range(12):  # TPE chooses at random at first
+        x = suggest(space=space, goal="minimize", method=Method.TPE, seed=3, trials=past).parameters["x"]
+        past.append(PastTrial({"x": x}, x, is_ended=True))
+        assert low <= x <= high
+        assert step < 1e-9 or (x - low) / step == pytest.approx(round((x - low) / step), rel=1e-12, abs=1e-6)
+    with pytest.raises(InvalidSpace):
+        grid(space)
 
 
 @pytest.mark.parametrize("method", [Method.TPE, Method.CMAES])

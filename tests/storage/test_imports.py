@@ -122,6 +122,8 @@ def test_an_archive_is_unpacked_and_a_file_is_stored(server, dataset, owner):
     second = imported(dataset, f"https://{server.host}/data%20set.csv?v=1")
     assert content_of(second.version, "data set.csv") == CONTENT
     assert (second.version.number, second.error, second.size_bytes) == (2, "", len(CONTENT))
+    server.files = {"/a.tar": tar_of({"é\0": b""})}  # PostgreSQL stores no NUL
+    assert "é\ufffd in this archive" in imported(dataset, f"https://{server.host}/a.tar").error
     assert [path.name for path in imports.folder().iterdir()] == [imports.LOCK_FILE]
     owner.user.language = "zh-hans"
     owner.user.save()

@@ -17,7 +17,7 @@ class Command(BaseCommand):
     """Makes a backup. The console may keep running."""
 
     help = "Back up database and files into the new folder DEST, whether the console runs or not."
-    requires_system_checks = []  # they load every page, and this command needs none
+    requires_system_checks = []  # Django's checks load every page, and this command needs none
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add DEST."""

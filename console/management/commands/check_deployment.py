@@ -13,7 +13,7 @@ class Command(BaseCommand):
     """Checks the settings of a deployment. It needs neither database nor network."""
 
     help = "List the settings that a deployment must change, and how. Exits 1 if there are any."
-    requires_system_checks = []  # they load every page, and this command needs none
+    requires_system_checks = []  # Django's checks load every page, and this command needs none
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         """Print every problem; exit 1 if there are any."""

@@ -17,7 +17,7 @@ class Command(BaseCommand):
     """Restores a backup, for which the console must be stopped, or verifies one."""
 
     help = "Restore the backup in the folder SRC into this installation, which must be stopped and empty."
-    requires_system_checks = []  # they load every page, and this command needs none
+    requires_system_checks = []  # Django's checks load every page, and this command needs none
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add SRC, --force and --verify."""

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from jobs.clusters import cluster, resolve_cluster_name, runs_root
 from runtime.backends.base import CheckResult
-from runtime.backends.kubernetes import backend
-from runtime.backends.local import check
+from runtime.backends.kubernetes import backend as kubernetes_backend
+from runtime.backends.local import check as local_check
 from runtime.backends.slurm import check as slurm_check
 from runtime.backends.slurm.config import SlurmConfig
 
@@ -33,8 +33,8 @@ class Command(BaseCommand):
         """Print the checks. Raises CommandError (exit status 1) if one fails or the cluster is unknown."""
         cluster_name = resolve_cluster_name(name)
         if cluster_name not in settings.TRAINYARD_CLUSTERS:
-            known = ", ".join(settings.TRAINYARD_CLUSTERS)
-            raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {known}.")
+            names = ", ".join(settings.TRAINYARD_CLUSTERS)
+            raise CommandError(f"TRAINYARD_CLUSTERS names no cluster '{name}'. There are: {names}.")
         screen = Console(file=self.stdout, highlight=False)  # type: ignore[arg-type]  # Rich needs only `write`
         failures = 0
         table = Table(title=f"The cluster {cluster_name}", title_justify="left")
@@ -52,7 +52,7 @@ class Command(BaseCommand):
 
 
 def _checks(name: str, *, smoke: bool) -> Iterator[CheckResult]:
-    """Yield the results of the cluster's checks.
+    """Yield the results of the cluster's checks. With `smoke`, the last check is a test run.
 
     The settings have a SlurmConfig for a Slurm cluster, None for the local one, and a ClusterConfig for Kubernetes.
     """
@@ -60,5 +60,5 @@ def _checks(name: str, *, smoke: bool) -> Iterator[CheckResult]:
     if isinstance(config, SlurmConfig):
         return slurm_check.check(cluster(name), config, root=runs_root(name), images_root=images_root, smoke=smoke)
     if config is not None:
-        return backend.check(config, runs_root(name), smoke=smoke)
-    return check.check(cluster(name), root=runs_root(name), images_root=images_root, smoke=smoke)
+        return kubernetes_backend.check(config, runs_root(name), smoke=smoke)
+    return local_check.check(cluster(name), root=runs_root(name), images_root=images_root, smoke=smoke)

@@ -43,8 +43,8 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, once: bool, **_options: Any) -> None:
         """Run the demo. Raises CommandError with the reason if it fails (exit status 1) or is interrupted."""
-        console = Console()
-        with _serving(console) as server:
+        screen = Console()
+        with _serving(screen) as server:
             try:
                 accounts = _accounts()
                 _write_private(settings.VAR_DIR / "demo.json", accounts)
@@ -54,7 +54,7 @@ class Command(BaseCommand):
                     "The demo was interrupted before it bought a run. Run it again (make demo).", returncode=INTERRUPTED
                 ) from None
             try:
-                _buy_and_show(Customer(settings.TRAINYARD_URL, accounts["customer"]["token"], console), console)
+                _buy_and_show(Customer(settings.TRAINYARD_URL, accounts["customer"]["token"], screen), screen)
             except (DemoFailed, httpx.HTTPError) as error:
                 raise CommandError(f"The demo failed: {error}") from error
             except KeyboardInterrupt:
@@ -66,18 +66,18 @@ class Command(BaseCommand):
                 ) from None
             if once:
                 return
-            console.print(
+            screen.print(
                 f"\nThe console goes on at [bold]{settings.TRAINYARD_URL}[/bold]. Log in as "
                 f"{accounts['customer']['email']}, password {accounts['customer']['password']} "
                 f"(the administrator's are in {settings.VAR_DIR / 'demo.json'}).",
                 highlight=False,
             )
             if server is not None:
-                console.print("Ctrl-C stops it.")
+                screen.print("Ctrl-C stops it.")
                 server.wait()
 
 
-def _buy_and_show(customer: Customer, console: Console) -> None:
+def _buy_and_show(customer: Customer, screen: Console) -> None:
     """Buy a run as a customer does, follow it, and print its results. Raises DemoFailed."""
     archive = settings.VAR_DIR / "demo" / "digits.tar.gz"
     if not archive.exists():
@@ -90,19 +90,19 @@ def _buy_and_show(customer: Customer, console: Console) -> None:
     customer.upload_script(EXAMPLES / "mnist_ddp.py")
     job_id = customer.buy()
     job = customer.follow(job_id)
-    console.print(customer.last_lines(job_id), style="dim", highlight=False)
+    screen.print(customer.last_lines(job_id), style="dim", highlight=False)
     if job["state"] != "succeeded":
         raise DemoFailed(f"Job {job_id} {job['state']}: {job['sentence']} {job['detail']}")
     first_loss, last_loss, accuracy = customer.result(job_id)
-    console.print(
+    screen.print(
         f"\n[bold]Learnt:[/bold] loss {first_loss:.3f} → {last_loss:.3f}, test accuracy {accuracy:.1%}",
         highlight=False,
     )
-    console.print(customer.receipt(job_id))
+    screen.print(customer.receipt(job_id))
 
 
 @contextlib.contextmanager
-def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
+def _serving(screen: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     """Serve the console during the `with` block. Yield the process that was started for it; None if it already ran."""
     if _is_ready():
         yield None
@@ -113,12 +113,12 @@ def _serving(console: Console) -> Iterator[subprocess.Popen[bytes] | None]:
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     is_ready = False
     try:
-        with console.status("Starting the console ..."):
+        with screen.status("Starting the console ..."):
             _await_ready(server)
         is_ready = True
         yield server
     except KeyboardInterrupt:
-        console.print("Stopping.")
+        screen.print("Stopping.")
         if not is_ready:
             raise CommandError("Interrupted before the console was ready.", returncode=INTERRUPTED) from None
     finally:
@@ -150,16 +150,16 @@ def _accounts() -> dict[str, Any]:
     """Return the demo's two accounts, created if needed, with new passwords and tokens."""
     return {
         "url": settings.TRAINYARD_URL,
-        "customer": _account("demo@trainyard.example", "Digit Works", administrator=False),
-        "administrator": _account("admin@trainyard.example", "Trainyard operators", administrator=True),
+        "customer": _account("demo@trainyard.example", "Digit Works", is_administrator=False),
+        "administrator": _account("admin@trainyard.example", "Trainyard operators", is_administrator=True),
     }
 
 
-def _account(email: str, organization_name: str, *, administrator: bool) -> dict[str, str]:
+def _account(email: str, organization_name: str, *, is_administrator: bool) -> dict[str, str]:
     """Return e-mail address, password and API token of an account, created if needed."""
     password = secrets.token_urlsafe(12)
     user, _created = User.objects.get_or_create(email=email)
-    user.is_staff = user.is_superuser = administrator
+    user.is_staff = user.is_superuser = is_administrator
     user.set_password(password)
     user.save()
     membership = Membership.objects.filter(user=user).first() or create_organization(user=user, name=organization_name)

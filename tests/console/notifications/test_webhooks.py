@@ -22,11 +22,11 @@ DATA = {"amount_minor": 500, "currency": "USD"}
 
 
 class Receiver(ThreadingHTTPServer):
-    """A customer's program. Answers with the next of `statuses`, and keeps what it got."""
+    """A customer's program. Answers with the next of `statuses` and with `reason`, and keeps what it got."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.statuses, self.requests = [], []
+        self.statuses, self.reason, self.requests = [], None, []
         self.url = f"http://127.0.0.1:{self.server_port}/hooks?team=1"
 
 
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.requests.append((self.path, dict(self.headers), body))
-        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 200)
+        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 200, self.server.reason)
         self.send_header("Location", "/elsewhere")  # counts with status 302 alone
         self.end_headers()
 
@@ -89,13 +89,14 @@ def test_a_failed_delivery_is_tried_again_with_the_same_key_and_given_up_at_last
     assert [path for path, _headers, _body in receiver.requests] == ["/hooks?team=1"] * 3  # follows no redirect
     assert Delivery.objects.get().state == "delivered"
 
-    receiver.statuses = [503] * 10  # more than the console tries
+    receiver.statuses, receiver.reason = [503] * 10, "a\0b"  # more than the console tries; PostgreSQL stores no NUL
     publish(owner.organization)
     for _try in range(10):
         delivery.deliver_due()
         make_retries_due()
     failed = Delivery.objects.latest("pk")
     assert (failed.state, failed.tries, failed.status) == ("failed", len(delivery.RETRY_SECONDS) + 1, 503)
+    assert failed.error == "a\ufffdb"
 
 
 def test_a_delivery_that_is_sent_again_during_a_round_stays_due(owner, receiver, monkeypatch):
@@ -132,7 +133,7 @@ def test_a_url_that_is_invalid_or_not_https_is_refused(owner):
     for url in (
         "http://hooks.example.com/", "https://user:pass@example.com/", "https://", "ftp://example.com", "javascript:x",
         "https://example.com/#part", "https://exämple.com/ x", "https://example.com:0/",
-        f"https://example.com/{'x' * 500}",
+        f"https://example.com/{'x' * 500}", "https://:pass@example.com/",
     ):  # fmt: skip
         with pytest.raises(InvalidInput) as refused:
             services.create_webhook(membership=owner, url=url)

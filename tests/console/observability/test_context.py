@@ -4,7 +4,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from console.observability import context
-from console.observability.addresses import client_address, parse_networks, rate_limit_key
+from console.observability.addresses import client_address, connection_key, parse_networks, rate_limit_key
 
 PROXIES = parse_networks(["10.0.0.0/8", " 192.0.2.7", "", "2001:db8:1::/48"])
 
@@ -30,6 +30,12 @@ def test_the_client_is_the_nearest_address_that_is_not_a_proxy():
 def test_an_ipv6_network_counts_as_one_address():
     assert rate_limit_key("2001:db8:2::5") == rate_limit_key("2001:db8:2::6") != rate_limit_key("2001:db8:3::5")
     assert rate_limit_key("203.0.113.9") == "203.0.113.9"
+
+
+def test_connections_are_counted_by_address_unless_a_proxy_makes_them():
+    for peer in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8:1::5", ""):
+        assert connection_key(peer, PROXIES) is None, peer
+    assert connection_key("::ffff:203.0.113.9", PROXIES) == connection_key("203.0.113.9", PROXIES) == "203.0.113.9"
 
 
 def test_a_valid_request_id_of_a_proxy_is_kept_and_another_replaced():
