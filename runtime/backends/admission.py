@@ -20,8 +20,8 @@ CHECKPOINT_KEY = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 """Valid checkpoint keys. A key names a folder, so it has no '/', does not begin with '.', and is shorter than the
 255 bytes that a file name may have."""
 _IMAGE_REFERENCE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?\Z")
-"""A registry's host and the image's path, then an optional tag and an optional digest. It becomes part of arguments of
-programs. `storage.images` checks more."""
+"""A registry's host and the image's path, then an optional tag and an optional digest. References become parts of
+arguments of programs, so other characters are refused. `storage.images` checks more."""
 _BUILTIN_SCRIPTS = frozenset({"hello", "install", "notebook", "smoke"})
 """Scripts of the platform, by the names of their modules in `runtime.launcher`."""
 _RESERVED_FOLDERS = frozenset(

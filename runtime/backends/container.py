@@ -38,7 +38,8 @@ LAUNCHER_ENVIRONMENT = {
 """The environment of the launcher. It has no variable of the image, such as LD_PRELOAD."""
 MAX_ARGUMENT_BYTES = 1 << 20
 """How many bytes `root_arguments` may have in total, since the image's links may have long targets. The kernel allows
-2 MiB for all arguments and variables of a program; the sandbox's other ones need far less than the second MiB."""
+2 MiB for all arguments and variables of a program. The sandbox's other arguments and its variables need far less than
+the second MiB."""
 _LAUNCHER_MODULES = ("ctypes", "decimal", "hashlib", "shutil")
 """Modules that the launcher imports and that load further libraries, such as libffi, libmpdec, libcrypto and zlib."""
 _SPLIT_FOLDERS = ("etc", "opt")

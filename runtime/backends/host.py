@@ -15,7 +15,7 @@ _NVIDIA_SMI_SECONDS = 30
 """How long nvidia-smi may take. Its full report needs a few seconds on a machine with eight GPUs."""
 _MIN_FREE_MIB = 1024
 """Free space that a run needs to start, in addition to the disk's reserve: enough for logs and a small model. If
-the backend's disk limit is lower, that much is enough."""
+the backend's disk limit is lower, free space of that size is enough."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def memory_mib() -> int:
 
 
 class Disk:
-    """The disk that holds the runs' folders. `limit_mib` is how much a run may write whose spec sets no limit.
+    """The disk that holds the runs' folders. `limit_mib` is the disk limit of a run whose spec sets none.
 
     A customer pays for a run that fills the disk. So no run may start on a disk that other runs have almost filled.
     """

@@ -1,7 +1,7 @@
 """Build the parts of a node's plan that do not depend on the backend. Pure: a RunSpec in, plain data out.
 
-A node's plan has its limits (`NodePlan`) and the launch plan (`runtime.launcher.topology.LaunchPlan`), whose `plan` has
-the fields of `runtime.launcher.topology.Plan`.
+A node's plan consists of its limits (`NodePlan`) and its launch plan (`LaunchPlan` of `runtime.launcher.topology`). The
+field `plan` of the launch plan has the fields of `topology.Plan`.
 """
 
 from __future__ import annotations

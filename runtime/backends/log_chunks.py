@@ -79,7 +79,7 @@ def text_chunk(raw_chunk: RawChunk, *, is_final: bool, at_line: bool = False, ti
     """Decode the bytes of a log. Unless `is_final`, an incomplete character at their end is left to the next chunk.
 
     `at_line`: unless the chunk is the beginning of the file, leave out its first line, which may be incomplete. If the
-    bytes have no other line, leave out only an incomplete character. `times` are those of this chunk.
+    bytes have no other line, leave out only an incomplete character. `times` are the times of this chunk.
     """
     data, offset = raw_chunk.data, raw_chunk.offset
     if offset and at_line:

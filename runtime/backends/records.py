@@ -67,7 +67,7 @@ def _is_seconds(value: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether this is null, a boolean, a text or a finite number. A list or an object may be nested deeply."""
+    """Return whether this is null, a boolean, a text or a finite number. Lists and objects could be nested deeply."""
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
@@ -113,7 +113,8 @@ def progress_at(records: Iterable[RecordData], hang_data: Mapping[str, Any] | No
     """Return when the run last made progress. `hang_data` is the data of the cause if the run hung, else None.
 
     A hung run is billed up to this time. Output that ranks wrote while they were being ended does not count. Computing
-    after the last progress counts as work: `used_seconds`, its CPU time divided by the run's cores, is added.
+    after the last progress counts as work, so `used_seconds` is added: the CPU time since then, divided by the run's
+    cores.
     """
     recorded_at = latest(records, "progress_at")
     if recorded_at is None or hang_data is None:

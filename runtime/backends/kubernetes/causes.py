@@ -31,7 +31,7 @@ _MACHINE_LOSS_LAG_SECONDS = 120.0
 Node's last heartbeat. It evicts the Node's Pods 30 s later (`pod.EVICTION_SECONDS`); 120 s leave a reserve. A rank that
 fails at most this long before the report counts as an effect of the loss."""
 _REPORT_LAG_SECONDS = 2.0
-"""Longest delay between any other cause and its report. API timestamps are whole seconds."""
+"""Longest delay between any other cause and its report, since API timestamps are whole seconds."""
 _OUT_OF_MEMORY_EXIT_CODE = 137
 """128 + the number of SIGKILL. Other processes of a container cannot kill its first process. So if the Pod was not
 deleted, the kernel killed the process for its memory."""
@@ -109,8 +109,8 @@ _OUT_OF_RESOURCE = re.compile(r"^(OutOf|Outof)")
 """The beginning of Pod reasons such as OutOfcpu: the kubelet rejected a Pod that the scheduler had placed. Versions of
 Kubernetes differ in the capital letter."""
 EXIT_UNKNOWN_REASONS = frozenset({"Unknown", "ContainerStatusUnknown"})
-"""Container reasons of a kubelet that restarted and found the container gone. It then reports an exit code of its own.
-"""
+"""Container reasons of a kubelet that restarted and found the container gone. The reported exit code is then
+not the container's."""
 _CONTAINER_REASONS = {
     "OOMKilled": _OUT_OF_MEMORY,
     # The container's command is Python, so a command that cannot be executed means that the image has none.
@@ -292,7 +292,7 @@ def _unconfirmed_cause(job: JobState, records: Mapping[int, RecordData], claim: 
     """Return the cause for a claim that the platform is at fault, if the API server does not confirm it.
 
     The customer pays, with one exception: the nodes of a run in a built-in image never met. Then no customer code has
-    started that could have forged the claim. (A customer's own image could forge it even before that.)
+    started that could have forged the claim. (A customer's own image could forge it before its code starts.)
     """
     never_ran = not any(record.get("started_at") for record in records.values())
     is_platform_fault = claim.get("code") == FailureCode.NODES_NOT_MET and never_ran and job.spec.builtin

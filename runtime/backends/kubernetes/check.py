@@ -35,7 +35,7 @@ _UNREACHABLE_REMEDY = "Check the cluster's 'kubeconfig', 'context' or 'in_cluste
 _CREDENTIALS_REMEDY = "Renew the credentials of the cluster's 'kubeconfig', 'context' or 'in_cluster'."
 _RBAC_REMEDY = "Apply the output of 'manage.py kubernetes_rbac'."
 _REFUSAL_REMEDIES = {401: _CREDENTIALS_REMEDY, 403: _RBAC_REMEDY}
-"""Remedies by HTTP status. The server answers 401 if it does not know the client, and 403 if it lacks a permission."""
+"""Remedies by HTTP status. The server answers 401 to an unknown client, and 403 to one that lacks a permission."""
 _VERSION_REMEDY = "Bind the ClusterRole 'system:public-info-viewer' to the console's user: it permits GET /version."
 
 
@@ -101,8 +101,8 @@ def _check_version(api: ApiClient, config: ClusterConfig) -> CheckResult:
 
 
 def _check_namespace(api: ApiClient, config: ClusterConfig) -> CheckResult:
-    # Raises ApiError if the console lacks the permission to list Jobs there. Runs need it, but not the permission to
-    # read the Namespace itself, which the console may lack.
+    # Raises ApiError if the console may not list Jobs in the namespace, which runs need. The permission to read the
+    # Namespace itself may be missing, since runs do not need it.
     api.list(resource_path("batch/v1", "jobs", config.namespace))
     try:
         namespace = api.find(resource_path("v1", "namespaces", name=config.namespace))
@@ -298,7 +298,7 @@ def _check_smoke_run(config: ClusterConfig, root: Path, backend: Backend) -> Che
     name = smoke_run.new_name()
     workspace = root / f".{name}"
     if config.volume.shared:  # without shared storage, the console cannot create a folder that Pods see
-        _create_runs_folder(config, root)  # again, since the storage check may have failed before that
+        _create_runs_folder(config, root)  # the storage check may have failed before it created the folder
         workspace.mkdir(mode=0o755)
     try:
         return smoke_run.check(

@@ -25,8 +25,7 @@ from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.errors import BackendUnavailable
 
 Object = dict[str, Any]
-"""An API object as decoded from JSON, which callers may change. The type `objects.Object` is of the same objects, but
-read-only."""
+"""An API object as decoded from JSON, which callers may change. `objects.Object` is the same, but read-only."""
 
 FIELD_MANAGER = "trainyard"
 """The name by which the API server knows which fields of an object the console has set."""
@@ -61,7 +60,7 @@ _CHUNK_BYTES = 1 << 16
 _BROKEN_CONFIGURATION = (
     kubernetes.config.ConfigException,
     OSError,
-    # What the kubernetes package raises for a kubeconfig of another form, or that is only partly written.
+    # What the kubernetes package raises for a kubeconfig that has another form or is only partly written.
     yaml.YAMLError,
     LookupError,
     ValueError,
@@ -295,7 +294,7 @@ class ApiClient:
         )
 
     def is_ready(self) -> bool:
-        """Return whether the server answers one short request. If it does, requests no longer fail immediately."""
+        """Return whether the server answers one short request. If it does, the pause of _DOWN_SECONDS ends."""
         try:
             response = self._send(_Request("GET", "/readyz", read_seconds=_READY_SECONDS), retries=urllib3.Retry(0))
         except (urllib3.exceptions.HTTPError, OSError, BackendUnavailable):
@@ -405,7 +404,7 @@ class ApiClient:
             settings = configuration.auth_settings().values()
         except _BROKEN_CONFIGURATION as error:
             raise self._misconfigured(error) from error
-        return {each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]}
+        return {entry["key"]: entry["value"] for entry in settings if entry["in"] == "header" and entry["value"]}
 
     def _misconfigured(self, error: Exception) -> BackendUnavailable:
         """Return the error for credentials that cannot be read."""

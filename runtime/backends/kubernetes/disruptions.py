@@ -92,7 +92,7 @@ class DeletionEvents:
     """By node: when its machine became NotReady while the Pod was on it (Unix seconds)."""
 
     def deleted_externally(self, nodes: Iterable[int]) -> set[int]:
-        """Return those of the deleted `nodes` whose Pod the Job controller certainly did not delete."""
+        """Return the deleted `nodes` whose Pod the Job controller did not delete; none if that is not certain."""
         return set(nodes) - self.deleted_by_controller if self.is_complete else set()
 
     def are_expected(self, nodes: Iterable[int], now: float) -> bool:
@@ -122,7 +122,7 @@ def read_events(
     messages: dict[str, list[str]] = {}
     for event in job_events:
         at = timestamp(event.get("lastTimestamp") or event.get("eventTime"))
-        # Kueue may have suspended the Job before, and so deleted its Pods. `start_time` is when it resumed the Job.
+        # Kueue may have suspended the Job before, and so deleted its Pods. `start_time` is when Kueue resumed it.
         if at is not None and job.start_time is not None and at < job.start_time:
             continue
         messages.setdefault(str(event.get("reason")), []).append(str(event.get("message", "")))

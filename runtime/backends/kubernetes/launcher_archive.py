@@ -105,7 +105,7 @@ class LauncherConfigMaps:
         return str(meta["name"])
 
     def remove_unused(self, jobs: Iterable[Object]) -> None:
-        """Remove the launchers that nothing uses any more. `jobs` are those of all runs. Raises BackendUnavailable."""
+        """Remove the launchers that nothing uses any more. `jobs`: the Jobs of all runs. Raises BackendUnavailable."""
         mounted_config_maps = _mounted_config_maps(jobs)
         our_name = manifests.launcher("", build())["metadata"]["name"]
         namespace = "" if self._config.namespace_per_organization else self._config.namespace

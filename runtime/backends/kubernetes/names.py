@@ -42,7 +42,7 @@ SUBMITTED_ANNOTATION = "trainyard.dev/submitted-at"
 STARTED_ANNOTATION = "trainyard.dev/started-at"
 """When the last of the run's Pods started."""
 TERMINATION_ANNOTATION = "trainyard.dev/taken-down"
-"""JSON: why and when the backend ended the run: stopped, preempted by a queue, or waiting too long. Written once. See
+"""JSON: why and when the backend ended the run, such as because it was stopped or waited too long. Written once. See
 `state.Termination`."""
 GRACE_END_ANNOTATION = "trainyard.dev/hurried-until"
 """When the Pods must have ended, if a `stop` asked for a shorter grace period than the RunSpec has."""
@@ -76,9 +76,9 @@ _NOT_IN_SLUG = re.compile(r"[^a-z0-9-]+")
 _MAX_LABEL_LENGTH = 63
 """The API's limit for label values and namespace names."""
 _SLUG_DIGEST_LENGTH = 10
-"""How many hex digits of the slug's hash end a namespace's name if the slug had to be changed for it. They keep two
-organizations apart whose changed slugs are equal. A collision of 40 bits by chance is very unlikely. A customer could
-search for one, and would then share the other organization's namespace and so its limit of pods. Nothing else is
+"""If a slug is changed for a namespace's name, the name ends with this many hex digits of the slug's hash. They keep
+two organizations apart whose changed slugs are equal. A collision of 40 bits by chance is very unlikely. A customer
+could search for one, and would then share the other organization's namespace and so its limit of pods. Nothing else is
 shared: each run has its own NetworkPolicy and objects."""
 _LIKE_A_DIGEST = re.compile(rf"-[0-9a-f]{{{_SLUG_DIGEST_LENGTH}}}\Z")
 """The end of a namespace's name that has such digits."""
@@ -90,8 +90,8 @@ def organization_namespace(config: ClusterConfig, organization_slug: str) -> str
         return config.namespace
     slug = _NOT_IN_SLUG.sub("-", organization_slug.lower()).strip("-")
     name = f"{config.namespace}-{slug}"
-    # A slug that ends like a digest gets one too. Customers choose their slugs, and could choose the name that another
-    # organization has because of its digest.
+    # A slug that ends like a digest gets a digest too: customers choose their slugs, and could choose the name that
+    # another organization has because of its digest.
     if slug == organization_slug and len(name) <= _MAX_LABEL_LENGTH and not _LIKE_A_DIGEST.search(name):
         return name
     # Two slugs can become equal when they are changed or cut; the digest keeps their namespaces apart.

@@ -32,7 +32,7 @@ _RETRY_SECONDS = 1.0
 _LOOKUP_THREADS = 4
 """Threads that wait for the API server when tunnels are opened. If all of them wait, further tunnels fail after
 _START_SECONDS, but nothing else in the process becomes slower."""
-_MAX_KNOWN = 1000
+_MAX_REMEMBERED = 1000
 """Maximum number of notebooks whose Pod is remembered, 200 bytes each: more than are in use at a time."""
 _HARMLESS_REQUEST = b"GET /api HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 """A request to JupyterLab that changes nothing and does not count as the user's activity."""
@@ -102,7 +102,7 @@ class NotebookTunnels:
 
     def _remember(self, name: str, path: str) -> None:
         self._paths[name] = path
-        while len(self._paths) > _MAX_KNOWN:
+        while len(self._paths) > _MAX_REMEMBERED:
             del self._paths[next(iter(self._paths))]
 
 

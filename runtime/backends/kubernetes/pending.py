@@ -4,7 +4,8 @@
 several obstacles, it names the one that a person can most likely remove.
 
 `find_termination` ends a run that holds machines but cannot start: only some of its Pods were scheduled, or their
-containers do not start. Such a run never ran and is free of charge. Its outcome decides whether it is retried.
+containers do not start. Such a run never ran and is free of charge. Its outcome decides whether it is retried. It also
+ends a run that Kueue preempts, and one in a customer's own image that ignores its deadline.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from runtime.specs import Capacity, FailureCode, NodeCapacity, Outcome, RunPhase
 IMAGE_REFUSED_SECONDS = 60.0
 """How long a registry may refuse an image's name or credentials before the run ends. Kubelets retry a pull after 10, 20
 and 40 s, so at least three attempts have failed by then."""
+DEADLINE_MARGIN_SECONDS = 60.0
+"""How long after its deadline, counted from the last container's start, a run in a customer's own image may still run.
+The clock of the first process starts some seconds later, when the nodes have met, and the run's end takes up to 30 s.
+"""
 _MAX_DETAIL_LENGTH = 500
 """Maximum length of a Kubernetes message in a reason's data: a few lines, which the console stores for each job and
 shows to people."""
@@ -91,22 +96,22 @@ def explain_waiting(
 ) -> Waiting:
     """Return the obstacle that delays the run's start.
 
-    `events` are those of the Job and its Pods. `capacity` is None if it is not known. `workload` is Kueue's Workload of
+    `events` are about the Job and its Pods. `capacity` is None if it is not known. `workload` is Kueue's Workload of
     the Job, if Kueue admits runs here.
     """
     nodes = job["spec"]["completions"]
     # Sorted as text, since all timestamps have the format of RFC 3339.
-    ordered = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    events_in_order = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     if job["spec"].get("suspend"):
         return _explain_admission(config, workload)
-    rejection = _explain_rejected_pods(ordered)
+    rejection = _explain_rejected_pods(events_in_order)
     # The events of a rejection stay for a while after all Pods were created, and then explain nothing.
     if rejection is not None and len(pods) < nodes:
         return rejection
     # Images and volumes come first: a person can usually fix them sooner than a lack of machines.
     for explain_pod in (_explain_image, _explain_volume):
         for pod in pods:
-            obstacle = explain_pod(pod, _events_of(pod, ordered))
+            obstacle = explain_pod(pod, _events_of(pod, events_in_order))
             if obstacle is not None:
                 return obstacle
     messages = [message for pod in pods if (message := _unscheduled_message(pod)) is not None]
@@ -149,13 +154,18 @@ def find_termination(
     """Return why the run must be ended now; None if it may continue. `waiting` is None once the run has started."""
     if job.termination is not None or status.phase is RunPhase.ENDED:
         return None
-    if status.started_at is not None:
-        if not job.suspended:
-            return None
+    if status.started_at is not None and job.suspended:
         # Kueue preempts a run by suspending its Job, and would resume the Job later. The console ends this attempt and
         # starts a new one instead.
         message = "The queue preempted the run, because another run needs its quota."
         return Termination(Outcome.NODE_LOST, FailureCode.PREEMPTED, message, now)
+    if status.started_at is not None:
+        # The first process ends the run at its deadline. In a customer's own image, the image's Python runs this
+        # process and may ignore the deadline, and `activeDeadlineSeconds` comes many minutes later (`pod`).
+        may_ignore_deadline = not job.spec.builtin and job.spec.deadline_seconds and status.phase is RunPhase.RUNNING
+        if may_ignore_deadline and now > status.started_at + job.spec.deadline_seconds + DEADLINE_MARGIN_SECONDS:
+            return Termination(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit.", now)
+        return None
     # `is_failing`: the Job controller already ends the Job.
     if job.suspended or job.start_time is None or waiting is None or job.is_failing:
         return None

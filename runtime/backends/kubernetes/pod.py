@@ -115,7 +115,9 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
             {
                 "name": names.CONTAINER_NAME,
                 "image": image_of(spec, config),
-                "imagePullPolicy": "IfNotPresent",
+                # A machine may have a customer's own image from another organization's run. "Always": the kubelet asks
+                # the registry, with this run's credentials. It does not pull layers again that the machine has.
+                "imagePullPolicy": "IfNotPresent" if spec.image.builtin else "Always",
                 # -I and -S: no code of the image's site-packages runs in the process that holds the run's keys.
                 "command": [python, "-I", "-S", f"{names.LAUNCHER_PATH}/{names.LAUNCHER_FILE}", "--pod"],
                 "workingDir": "/",

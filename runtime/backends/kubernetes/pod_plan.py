@@ -67,6 +67,7 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "memory_bytes": spec.resources.memory_mib << 20,
         **launch_plan.disk_limit(spec, config.disk_mib),
         "written": writable_folders,
+        # The platform's own files in the run's folder count towards the disk limit only above this size.
         "platform_bytes": spec.world_size * (spec.log_limit_bytes + _RANK_FILES_BYTES) + spec.nodes * _NODE_FILES_BYTES,
         "gpus": spec.resources.gpus,
         "python": "",  # the interpreter of the first process

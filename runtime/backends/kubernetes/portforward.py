@@ -54,7 +54,7 @@ async def connect_to(target: WebsocketTarget) -> ClientConnection:
         additional_headers=target.headers,
         subprotocols=[_SUBPROTOCOL],
         proxy=target.proxy,
-        compression=None,  # most is compressed by JupyterLab, or small
+        compression=None,  # JupyterLab compresses most of its data, and the rest is small
         open_timeout=None,  # the caller has one
         close_timeout=_CLOSE_SECONDS,
         ping_interval=_PING_SECONDS,
@@ -99,7 +99,7 @@ async def receive(connection: ClientConnection) -> AsyncGenerator[bytes]:
     with suppress(ConnectionClosed):
         async for message in connection:
             if not isinstance(message, bytes) or not message or message[0] not in port_bytes_left:
-                return  # another protocol
+                return  # not a message of this protocol
             channel, content = message[0], message[1:]
             payload = content[port_bytes_left[channel] :]
             port_bytes_left[channel] = max(0, port_bytes_left[channel] - len(content))
@@ -123,7 +123,7 @@ async def relay(client: socket.socket, connection: ClientConnection) -> None:
                 writer.write(chunk)
                 await writer.drain()
 
-    tasks = [asyncio.create_task(each()) for each in (to_pod, to_client)]
+    tasks = [asyncio.create_task(direction()) for direction in (to_pod, to_client)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -1,6 +1,6 @@
 """The permissions that the console needs on a cluster, as rules and as RBAC manifests. Pure.
 
-The console uses no verb that is not listed here; `check` asks the cluster whether each is permitted.
+The console uses only the verbs that are listed here; `check` asks the cluster whether each is permitted.
 """
 
 from __future__ import annotations

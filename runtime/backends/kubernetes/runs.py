@@ -92,7 +92,7 @@ class Runs:
         """
         if not self._config.namespace_per_organization:
             return self._api.find(resource_path("batch/v1", "jobs", self._config.namespace, name))
-        # The name does not tell the organization, and so not the namespace.
+        # The namespace depends on the organization, which the run's name does not show.
         jobs = self._api.list(resource_path("batch/v1", "jobs"), labelSelector=f"{names.RUN_LABEL}={name}")["items"]
         return next((job for job in jobs if job["metadata"]["name"] == name), None)
 
@@ -104,7 +104,7 @@ class Runs:
         return job
 
     def list_pods(self, job: Object) -> list[Object]:
-        """Return the run's Pods, without those of an earlier Job of its name that are still ending."""
+        """Return the run's Pods, without Pods of an earlier Job of the same name that are still ending."""
         meta = job["metadata"]
         path = resource_path("v1", "pods", meta["namespace"])
         pods: list[Object] = self._api.list(path, labelSelector=f"{names.RUN_LABEL}={meta['name']}")["items"]
@@ -114,7 +114,7 @@ class Runs:
     def status(self, name: str) -> RunStatus:
         """Return the run's status. Raises RunNotFound, BackendUnavailable.
 
-        This call also stores in the Job the facts that would be lost with the Pods, and ends a run that does not start
+        This call also stores in the Job the facts that would be lost with the Pods, and ends a run that must not go on
         (`pending.find_termination`).
         """
         job = self.get_job(name)
@@ -381,9 +381,9 @@ class Runs:
         return status if stored is None else load_status(stored)
 
     def _patch_once(self, job: JobState, annotation: str, change: Object) -> str | None:
-        """Patch this Job, unless another process has set the annotation since `job` was read; then return its value.
+        """Patch this Job. If another process has set the annotation since `job` was read, return that value instead.
 
-        Does nothing and returns None if the Job was deleted. Raises BackendUnavailable.
+        Returns None after the patch. Does nothing and returns None if the Job was deleted. Raises BackendUnavailable.
         """
         path = resource_path("batch/v1", "jobs", job.namespace, job.name)
         meta = {**change["metadata"], "uid": job.uid, "resourceVersion": job.version}

@@ -1,8 +1,7 @@
 """Connect to the shells of a node, whose launcher listens in its Pod (`runtime.launcher.shell_access`).
 
-The console does not execute programs in Pods (`pods/exec`), for two reasons. Its role would then permit that in every
-container. And a program that is started that way has the container's environment, which holds the key of the run's
-records.
+The console does not execute programs in Pods (`pods/exec`), for two reasons. Its role would have to permit that in
+every container. And such a program would have the container's environment, which holds the key of the run's records.
 """
 
 from __future__ import annotations

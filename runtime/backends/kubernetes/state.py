@@ -30,8 +30,8 @@ from runtime.json_values import storable
 from runtime.specs import Failure, FailureCode, NodeStatus, Outcome, RunPhase, RunSpec, RunStatus, Span
 
 EXTERNALLY_DELETED = "Removed"
-"""This backend's own disruption reason, beside those of Kubernetes: neither the Job controller nor the console deleted
-the Pod. The value is stored in annotations."""
+"""A disruption reason that Kubernetes does not have: neither the Job controller nor the console deleted the Pod.
+The value is stored in annotations."""
 _NEVER_STARTED_REASONS = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container that never started. For them, the kubelet reports 1970-01-01 as the start time."""
 _MAX_POD_MESSAGE = 1000
@@ -143,7 +143,7 @@ class SpecSummary:
 
 @dataclass(frozen=True)
 class Termination:
-    """The console's decision to end a run: by `stop`, or because it cannot start (`pending.find_termination`)."""
+    """The console's decision to end a run: by `stop`, or for a reason that `pending.find_termination` returns."""
 
     outcome: Outcome
     code: FailureCode

@@ -69,20 +69,20 @@ class RunningRuns:
 
     def observe(self, kind: str, change: str, item: Object) -> None:
         """Process one change of a Job or Pod, as for a `ChangeListener`."""
-        known: dict[str, Any] = self._live_jobs if kind == "jobs" else self._running_pods
+        tracked: dict[str, Any] = self._live_jobs if kind == "jobs" else self._running_pods
         if change == LISTED:  # what the list lacks has vanished since the last one, without an event
-            for uid in known.keys() - {listed["metadata"]["uid"] for listed in item["items"]}:
-                del known[uid]
+            for uid in tracked.keys() - {listed["metadata"]["uid"] for listed in item["items"]}:
+                del tracked[uid]
             return
         uid, name = item["metadata"]["uid"], object_labels(item).get(RUN_LABEL, "")
         # A Job also leaves the watch, as DELETED, when its run's final status is stored.
         if change == "DELETED" or (kind == "pods" and pod_phase(item) != "Running"):
-            known.pop(uid, None)
+            tracked.pop(uid, None)
         elif kind == "jobs":
             nodes = item["spec"]["completions"]
-            known[uid] = (name, RunSize(nodes, nodes * SpecSummary.from_job(item).workers))
+            tracked[uid] = (name, RunSize(nodes, nodes * SpecSummary.from_job(item).workers))
         else:
-            known[uid] = name
+            tracked[uid] = name
 
     def sizes(self) -> dict[str, RunSize]:
         """Return the size of each run that may write output, by its name."""

@@ -258,8 +258,8 @@ class LocalBackend(FolderBackend):
                 "locks": locks,
                 "nodes": plans,
             }
-            # For the output of node 0's supervisor, and in a cold start for that of the starter, which becomes this
-            # supervisor.
+            # Gets the output of node 0's supervisor. In a cold start the starter becomes this supervisor, so its output
+            # is there too.
             log = run.folder / "logs" / "supervisor-0.log"
             # The supervisors start at the end of the block, and only if it has recorded the run under this nonce.
             with self._pool.starting(request, fork_server, log) as nonce:

@@ -2,7 +2,7 @@
 
     <root>/<name>/submission.json        the spec, the submission's time and nonce, each node's GPUs
                   stop.json              a request to end
-                  deadline.json          a later deadline than that of the spec
+                  deadline.json          a later deadline than the spec's
                   nodes/<node>.json      the record of the node's supervisor
                   nodes/<node>.lock      locked while the supervisor lives
                   nodes/<node>.silent    exists if the supervisor was killed because it sent no heartbeat
@@ -10,7 +10,7 @@
                   nodes/<node>.cgroups   the node's control groups, while they exist
                   nodes/<node>.samples.jsonl  resource usage over time
                   logs/rank-<rank>.log   the output of each rank
-                  logs/rank-<rank>.times when it was written, see `runtime.launcher.log_times`
+                  logs/rank-<rank>.times when the output was written, see `runtime.launcher.log_times`
                   logs/node-<node>.log   the output of the launcher
                   logs/supervisor-<node>.log  the output of the supervisor, which is empty unless it fails
                   logs/stacks-<rank>.txt the rank's stacks when the run hung
@@ -88,7 +88,7 @@ class Run:
     def record_submission(self, spec: RunSpec, *, nonce: str, gpus: list[list[int]]) -> None:
         """Write `submission.json`, which makes the run exist. `gpus` has the device numbers of each node's GPUs.
 
-        This does not notify the readers of changes: the supervisors do so when they start.
+        Does not notify the readers of changes: the supervisors notify them when they start.
         """
         write_json(
             self.folder / "submission.json",
@@ -223,7 +223,7 @@ class Run:
         return self.folder / "nodes" / f"{node}.lock"
 
     def _is_lock_held(self, node: int) -> bool:
-        """Return whether the node's supervisor lives, or a process that has inherited the lock and will become it.
+        """Return whether a process holds the node's lock: its supervisor, or one that will become the supervisor.
 
         Raises OSError if the lock cannot be read.
         """

@@ -126,7 +126,7 @@ class SlurmBackend(FolderBackend):
         """See `Backend.delete`."""
         run = self._find(name)
         killed_job = run.job_id()
-        run.kill()  # before the lock is taken, since it may wait long for the job's end
+        run.kill()  # before the lock is taken, since the job may take long to end
         with self._lock(name):
             if run.job_id() != killed_job:  # another process has submitted the run meanwhile
                 run.kill()
@@ -144,10 +144,10 @@ class SlurmBackend(FolderBackend):
         waiting_nodes: list[NodeRequest] = []
         for name in self.names(live=True):
             with contextlib.suppress(RunNotFound):  # the submission is not complete, or the run was deleted
-                data = self._find(name).submission()
-                job = jobs.get(data["job_id"])
+                submitted = self._find(name).submission()
+                job = jobs.get(submitted["job_id"])
                 if job is not None and job.is_waiting:
-                    spec = data["spec"]
+                    spec = submitted["spec"]
                     waiting_nodes += [NodeRequest(Resources(**spec["resources"]), spec["node_kind"])] * spec["nodes"]
         return reserve(compute_capacity(self._slurm.machines(max_age_seconds=0), self._config), waiting_nodes)
 
@@ -168,7 +168,7 @@ class SlurmBackend(FolderBackend):
         try:
             while stop_at is None or time.monotonic() < stop_at:
                 current = {name: self._fingerprint(name) for name in self.names(live=True)}
-                # A run that only one of the two has is new, has ended or was deleted.
+                # A run that is only in `current` is new; one that is only in `previous` has ended or was deleted.
                 changed = {name for name in current.keys() | previous.keys() if current.get(name) != previous.get(name)}
                 previous = current
                 yield changed  # often empty: the protocol demands something at least every second
@@ -195,10 +195,10 @@ class SlurmBackend(FolderBackend):
         return image.reference or super().image_identity(image)
 
     def shell_socket(self, name: str, node: int) -> ShellTunnel | None:
-        """See `Backend.shell_socket`. Only a process on the node's machine can connect, so a Slurm step does that."""
+        """See `Backend.shell_socket`. Only a process on the node's machine can connect, so a Slurm step connects."""
         run = self._find(name)
         path = shell_socket.path_of(run.folder, node)
-        refresh_listing(path.parent)
+        refresh_listing(path.parent)  # an NFS client may still take the socket for missing
         return functools.partial(self._shells.open, run, node) if path.is_socket() else None
 
     def stop_prepared_processes(self) -> None:
@@ -258,8 +258,8 @@ class SlurmBackend(FolderBackend):
     def _start(self, run: SlurmRun, spec: RunSpec) -> None:
         """Write the run's plan, submit the job, and record the submission.
 
-        The nodes read the plan only after the submission is recorded. `nonce` shows them that the record is of their
-        own submission, and not of another one of the same name.
+        The nodes read the plan only after the submission is recorded. By `nonce` they recognize their own submission:
+        another one may have the same name.
         """
         package = program.install_node_program(self._root)
         nonce = secrets.token_hex(16)
@@ -332,7 +332,7 @@ class SlurmBackend(FolderBackend):
         return modified_at, (None if job is None else (job.state, job.reason))
 
     def _last_known_job(self, name: str) -> SlurmJob | None:
-        """Return the run's job as Slurm last reported it, without asking Slurm; None if that report lacks it."""
+        """Return the run's job as Slurm last reported it, without asking Slurm; None if the report lacks the job."""
         try:
             job_id = self._find(name).submission()["job_id"]
         except RunNotFound:

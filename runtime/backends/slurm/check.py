@@ -36,7 +36,7 @@ _ACCOUNTING_PROGRAMS = ("sacct", "sacctmgr")
 def check(
     backend: Backend, config: SlurmConfig, *, root: Path, images_root: Path, smoke: bool = True
 ) -> Iterator[CheckResult]:
-    """Yield the results of all checks. `smoke`: if an image is built, also submit jobs, at last a run of two nodes.
+    """Yield the results of all checks. `smoke`: if an image is built, also submit jobs; the last is a run of two nodes.
 
     The checks end early if Slurm's programs are missing or its controller does not answer.
     """
@@ -156,12 +156,12 @@ def _check_folder(root: Path) -> CheckResult:
 def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckResult:
     """Check by a job that a compute node can import customers' own images and start the launcher in them."""
     package = program.install_node_program(root)
-    result = root / f".check-{secrets.token_hex(8)}"
+    result_path = root / f".check-{secrets.token_hex(8)}"
     code = (
         f"import sys; sys.path[:0] = [{str(package)!r}]; from pathlib import Path; "
         "from runtime.backends.slurm.node import check_containers; "
         f"check_containers({config.containers_bin!r}, {config.bubblewrap!r}, "
-        f"{sandbox.find_bubblewrap()!r}, Path({str(result)!r}))"
+        f"{sandbox.find_bubblewrap()!r}, Path({str(result_path)!r}))"
     )
     # As for runs in own images (`program.interpreter`, `SlurmBackend._start`).
     command = [str(Path(sys.executable).resolve()), "-I", "-S", "-c", code]
@@ -173,20 +173,20 @@ def _check_containers(slurm: Slurm, config: SlurmConfig, root: Path) -> CheckRes
             stdin=f"#!/bin/sh\nexec {shlex.join(command)}\n",
             seconds=_SMOKE_SECONDS,
         )
-        found = json.loads(result.read_bytes())
+        report = json.loads(result_path.read_bytes())
     except (CommandFailed, BackendUnavailable, OSError, ValueError) as error:
         remedy = "Submit a job by hand (sbatch), and check that compute nodes have Python at the console's path."
         return CheckResult("containers", ok=False, detail=f"The job failed: {error}", remedy=remedy)
     finally:
-        result.unlink(missing_ok=True)
-    if found["problem"]:
+        result_path.unlink(missing_ok=True)
+    if report["problem"]:
         remedy = (
             "Install skopeo and umoci on every compute node, or set 'containers_bin' to their folder, and start the "
             "console with a Python whose libraries lie below /usr."
         )
-        detail = f"The machine {found['machine']} cannot run own images: {found['problem']}"
+        detail = f"The machine {report['machine']} cannot run own images: {report['problem']}"
         return CheckResult("containers", ok=False, detail=detail, remedy=remedy)
-    return CheckResult("containers", ok=True, detail=f"The machine {found['machine']} can run own images.")
+    return CheckResult("containers", ok=True, detail=f"The machine {report['machine']} can run own images.")
 
 
 def _check_smoke_run(backend: Backend, image: str, root: Path) -> CheckResult:

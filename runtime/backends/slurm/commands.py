@@ -26,7 +26,7 @@ from runtime.errors import BackendUnavailable
 _MAX_ERROR_LENGTH = 300
 """Maximum length of a reported error, in characters from its end: one or two lines, which people can read."""
 INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LD_LIBRARY_PATH", "TZ")
-"""Variables of this process that Slurm's tools get, and with them the batch script of a job."""
+"""Variables of this process that Slurm's tools inherit. sbatch passes them on to the batch script of a job."""
 
 
 def shorten_error(text: str) -> str:
@@ -51,7 +51,7 @@ class Slurm:
         self._machines_read_at = float("-inf")
 
     def path(self, program: str) -> str:
-        """Return a tool's path in the setting `bin`; without that setting its name, since it is on the PATH."""
+        """Return a tool's path in the folder of the setting `bin`; without the setting, its name, for the PATH."""
         return str(Path(self._config.bin) / program) if self._config.bin else program
 
     def call(self, program: str, *arguments: str, stdin: str = "", seconds: float | None = None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.backends.settings_reader import SettingsReader
 
-# Patterns of valid values of these settings.
+# Patterns of the settings' valid values.
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _PARTITIONS = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.,-]{0,254}\Z")
 _CONSTRAINT = re.compile(r"^[A-Za-z0-9_.&|()*!\[\],-]{1,255}\Z")
@@ -121,7 +121,7 @@ class SlurmConfig:
         )
 
     def placement(self, node_kind: str) -> Placement:
-        """Return where the nodes of this kind are placed: by the setting for the kind, or else by that for ""."""
+        """Return where the nodes of this kind are placed: as set for the kind, or else as set for ""."""
         return self.node_types.get(node_kind) or self.node_types.get("") or Placement()
 
     def organization_account(self, organization_slug: str) -> str:

@@ -162,7 +162,7 @@ def _with_slurms_reason(record: RecordData, observation: Observation) -> RecordD
     if reason is None:  # Slurm gives none either, so the supervisor's own cause stays
         return {**record, "alive": True}
     # Slurm signals all processes of a node, so a rank may fail by the signal before its supervisor has received it.
-    # Such a failure is dropped. Slurm's reason is dated before it, since other nodes may have reported it too.
+    # Such a failure is dropped. Slurm's reason is dated before the failure, since other nodes may have reported it too.
     signalled_at = float(slurm_cause["at"]) - _SIMULTANEOUS_SECONDS
     earlier_causes = [
         cause for cause in record["causes"] if cause is not slurm_cause and float(cause["at"]) < signalled_at
@@ -251,7 +251,7 @@ def _cause_by_job_state(record: RecordData, observation: Observation) -> Cause |
 
 
 def _requested_cause(observation: Observation) -> Cause | None:
-    """Return the console's reason to end the run; None if it did not request that."""
+    """Return the console's reason to end the run; None if the console has not requested the end."""
     return None if observation.end_request is None else observation.end_request.cause
 
 

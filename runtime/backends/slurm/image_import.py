@@ -1,9 +1,9 @@
 """Pull a customer's own image and unpack it to shared storage. Node 0 of a run does this before customer code begins.
 
-`skopeo` pulls the image and checks its digest, and `umoci` unpacks its layers. Both handle what a hostile registry
-sends, so they run in a sandbox of their own, as an ordinary user without any privilege. The sandbox sees this machine's
-programs and one working folder, and uses the network of the machine, as runs do. Each import has its own working
-folder, so no layer of another organization's image can be named or read.
+`skopeo` pulls the image and checks its digest, and `umoci` unpacks its layers. Both read what a registry sends, which
+may be hostile. So they run in a sandbox of their own, as an ordinary user without any privilege. The sandbox sees this
+machine's programs and one working folder, and uses the network of the machine, as runs do. Each import has its own
+working folder, so no layer of another organization's image can be named or read.
 
     <root>/.images/<organization>/<image>/root-<id>/   the image's root folder, read-only for runs
                                           image.json   its contents (ImageContents); written last
@@ -46,13 +46,13 @@ WORK_FOLDER = ".work"
 USED_FILE = "used"
 """The file in an image's folder whose modification time is the last use of the image."""
 TOOLS = ("skopeo", "umoci")
-"""The programs that a compute node needs."""
+"""The programs with which a compute node imports images."""
 _WORK_TARGET = "/work"
 """The folder `files` in an import's working folder, as the programs in the sandbox see it."""
 _LAYOUT = "layout"
-"""The name in the working folder of the pulled image, in the OCI image layout."""
+"""The folder in `_WORK_TARGET` that holds the pulled image, in the OCI image layout."""
 _TAG = "image"
-"""The name of the image in its layout."""
+"""The tag that skopeo gives the pulled image in `_LAYOUT`."""
 _CREDENTIALS_TARGET = "/auth.json"
 """The file with the registry's credentials as skopeo sees it. It lies in the sandbox's memory and on no disk."""
 _POLL_SECONDS = 0.25
@@ -60,7 +60,7 @@ _POLL_SECONDS = 0.25
 _MEASURE_PAUSE_SECONDS = 2.0
 """Minimum pause between two measurements of the working folder."""
 _MEASURE_PAUSE_FACTOR = 4
-"""The pause in multiples of a measurement's duration, so that measuring takes a fifth of the time at most."""
+"""Minimum pause in multiples of a measurement's duration: measuring then takes at most a fifth of the time."""
 _MEASURE_SECONDS = 60.0
 """How long one measurement may take. An import whose folder takes longer to measure has too many files."""
 _TMP_BYTES = 256 << 20
@@ -72,7 +72,8 @@ _TAIL_BYTES = 4000
 _MAX_JSON_BYTES = 8 << 20
 """Maximum size of a JSON file of an image. Manifests and configurations have a few KiB."""
 _MAX_ENVIRONMENT_BYTES = 64 * 1024
-"""Maximum size of all variables that an image sets; the rest is left out. They are part of a node's launch plan."""
+"""Maximum size of all variables that an image sets, since they are part of a node's launch plan. Variables above the
+limit are left out."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Texts in skopeo's errors. A name error means that the image does not exist. A credentials error means that the
 # credentials are wrong, or, at some registries, that the image does not exist.
@@ -111,7 +112,7 @@ class ImageContents(TypedDict):
 
     `root` is the name of its root folder, which differs for each import. An image may be imported twice, even at the
     same time: on some shared storage a lock does not hold between machines, or a machine does not see at once that
-    another has imported the image. So an import removes no older root folder: runs may already use it.
+    another has imported the image. So an import removes no older root folder, since runs may use that one.
     """
 
     root: str
@@ -188,7 +189,7 @@ def classify_pull_error(text: str) -> FailureCode:
 
 
 def sandbox_arguments(files: Path, programs: Mapping[str, str], credentials_fd: int = -1) -> list[str]:
-    """Return bubblewrap's arguments for programs that see the folder `files` and no other of this machine's data.
+    """Return bubblewrap's arguments for programs that see the folder `files` and no other data of this machine.
 
     `programs` are the paths of the programs by their names. `credentials_fd` is the descriptor of a file that becomes
     _CREDENTIALS_TARGET; -1: none.
@@ -217,22 +218,22 @@ def check_tools(folder: str, bubblewrap: str) -> str:
         for path in programs.values():
             command = [bubblewrap, *sandbox_arguments(Path(files), programs), path, "--version"]
             try:
-                done = subprocess.run(
+                result = subprocess.run(
                     command, env={}, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
                 )
             except subprocess.TimeoutExpired:
                 return f"{path} does not answer in {_CHECK_SECONDS} s."
             except OSError as error:  # such as no bubblewrap at this path
                 return f"{bubblewrap} cannot be started: {error.strerror}"
-            if done.returncode:
-                return f"{path} does not run in a sandbox: {_last_line(done.stderr)}"
+            if result.returncode:
+                return f"{path} does not run in a sandbox: {_last_line(result.stderr)}"
     return ""
 
 
 def find_tools(folder: str) -> dict[str, str]:
     """Return the paths of TOOLS on this machine, in `folder` or on the PATH; missing ones are left out."""
-    found = {name: shutil.which(name, path=folder or None) for name in TOOLS}
-    return {name: str(Path(path).resolve()) for name, path in found.items() if path is not None}
+    paths = {name: shutil.which(name, path=folder or None) for name in TOOLS}
+    return {name: str(Path(path).resolve()) for name, path in paths.items() if path is not None}
 
 
 class _Importer:

@@ -83,19 +83,19 @@ def move_unused_to_trash(root: Path, trash: Trash, used_folders: Collection[Path
     stale_seconds = import_seconds + _STALE_WORK_SECONDS
     with FileLock(parent / _LOCK):
         now, unused = time.time(), []
-        for organization in _folders(parent):
-            if organization.name == WORK_FOLDER:
-                unused += [work for work in _folders(organization) if now - _modified_at(work) > stale_seconds]
+        for folder in _folders(parent):
+            if folder.name == WORK_FOLDER:
+                unused += [work for work in _folders(folder) if now - _modified_at(work) > stale_seconds]
             else:
-                unused += _unused(organization, used_folders, now)
-        for folder in unused:
-            trash.move_in(folder)
+                unused += _unused_images(folder, used_folders, now)
+        for unused_folder in unused:
+            trash.move_in(unused_folder)
     return bool(unused)
 
 
-def _unused(organization: Path, used_folders: Collection[Path], now: float) -> list[Path]:
+def _unused_images(organization_folder: Path, used_folders: Collection[Path], now: float) -> list[Path]:
     """Return the folders of an organization's unused images."""
-    used_at = {folder: _modified_at(folder / USED_FILE) for folder in _folders(organization)}
+    used_at = {folder: _modified_at(folder / USED_FILE) for folder in _folders(organization_folder)}
     newest_first = sorted(used_at, key=lambda folder: used_at[folder], reverse=True)
     return [
         folder

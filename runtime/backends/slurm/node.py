@@ -4,7 +4,7 @@ FOLDER is the run's folder, and NONCE identifies the run's submission. This proc
 (`RUN_PLAN_FILE`), which contains secrets. It exchanges addresses and ports with the other nodes through shared storage,
 and becomes the node's supervisor. Node 0 deletes the plan before customer code begins. If the run uses a customer's own
 image, node 0 imports it (`image_import`). Nothing in the sandbox can read or signal this process. Imports only the
-standard library and the modules that `runtime.backends.slurm.program` copies to compute nodes.
+standard library and the modules that `runtime.backends.slurm.program` copies to compute nodes, which have no others.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from runtime.launcher.record import Record, Verdict
 from runtime.specs import FailureCode, Framework, Outcome, RunSpec
 
 RUN_PLAN_FILE = "order.json"
-"""The file in the run's folder that holds its RunPlan. The name is that of earlier versions, whose runs may still
+"""The file in the run's folder that holds its RunPlan. Earlier versions gave it this name, and their runs may still
 exist."""
 STOP_SIGNAL = signal.SIGURG
 """The signal that the console sends through Slurm after it has written `stop.json`. Slurm signals every process of a
 task, so the ranks get it too; by default a process ignores SIGURG. SIGTERM is not used, so that each SIGTERM comes from
 Slurm itself."""
-_RECORD_SECONDS = 60.0
+_SUBMISSION_WAIT_SECONDS = 60.0
 """How long after the job's start `submission.json` may take to be written and visible. NFS clients may cache for half a
 minute that the file is missing."""
 IMPORT_FILE = "import.json"
@@ -91,7 +91,7 @@ class RunPlan(TypedDict):
     own_image: ImagePlan | None
     """How to import the run's own image; None if the image is a built-in one."""
     fallback_bubblewrap: str
-    """The console's bwrap, for machines without one of their own. It works only if it lies on shared storage."""
+    """The console's bwrap, for machines that have none. They can start it only if it lies on shared storage."""
 
 
 class Endpoint(TypedDict):
@@ -257,7 +257,7 @@ def main(folder: Path, nonce: str) -> int:
             sys.stderr.write(f"The {spec.nodes} nodes of the run did not find each other.\n")
             return 1
         if is_hub:
-            # The plan contains secrets. Every node has read it by now, since nodes publish their endpoint afterwards.
+            # The plan contains secrets. Every node has read it by now: a node publishes its endpoint only after that.
             (folder / RUN_PLAN_FILE).unlink(missing_ok=True)
         own_image, container = run_plan["own_image"], None
         if own_image is not None:
@@ -280,7 +280,7 @@ def _read_run_plan(folder: Path, nonce: str) -> RunPlan | None:
 
     None if the recorded submission has another nonce, or if none is recorded in time.
     """
-    give_up_at = time.monotonic() + _RECORD_SECONDS
+    give_up_at = time.monotonic() + _SUBMISSION_WAIT_SECONDS
     while time.monotonic() < give_up_at:
         refresh_listing(folder)
         with contextlib.suppress(OSError, ValueError):
@@ -305,7 +305,7 @@ def _ports_to_reserve(spec: RunSpec, node: int) -> int:
 def _exchange_endpoints(
     folder: Path, node: int, nodes: int, endpoint: Endpoint, seconds: float
 ) -> list[Endpoint] | None:
-    """Publish this node's endpoint and return those of all nodes; None if some are not published in time."""
+    """Publish this node's endpoint and return the endpoints of all nodes; None if some are not published in time."""
     write_json(folder / "nodes" / f"{node}.meeting", endpoint)
     endpoints: dict[int, Endpoint] = {}
     give_up_at = time.monotonic() + seconds
@@ -322,7 +322,7 @@ def _exchange_endpoints(
 
 
 def _container(run_plan: RunPlan, own_image: ImagePlan, folder: Path, *, is_importer: bool) -> Container | None:
-    """Return the run's own image, once node 0 has imported it. `is_importer`: this process is that of node 0.
+    """Return the run's own image, once node 0 has imported it. `is_importer`: whether this node is node 0.
 
     None if the import failed or the run is ending (`_is_ending`).
     """

@@ -25,7 +25,7 @@ _TOO_LARGE = frozenset({"BadConstraints", "PartitionNodeLimit", "PartitionConfig
 _LIMIT_PREFIXES = ("Assoc", "QOS", "MaxJobs", "MaxNode", "MaxCpu", "MaxMem", "MaxGRES", "MaxTRES", "MaxBilling")
 _NOT_AWAITED = ("PerJob", "PerNode", "NotSatisfied", "NotAllowed")
 """Parts of the reasons of limits that one job alone violates, such as AssocMaxWallDurationPerJobLimit or
-QOSMinCpuNotSatisfied. Other jobs do not matter to them, so waiting does not end them."""
+QOSMinCpuNotSatisfied. No other job affects them, so waiting for one does not help."""
 
 
 def explain_waiting(job: SlurmJob | None, *, is_importing: bool = False) -> Waiting:

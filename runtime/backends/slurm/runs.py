@@ -7,7 +7,7 @@
                   import.json            whether node 0 imports the run's own image, or has done so
                   final.json             the nodes' last records, completed by Slurm's reasons for their ends. Written
                                          once, under the lock final.lock
-                  nodes/, logs/, etc/, run/, checkpoints/, outputs/   as of a local run (`runtime.backends.local.runs`)
+                  nodes/, logs/, etc/, run/, checkpoints/, outputs/   as for a local run (`runtime.backends.local.runs`)
                   nodes/<node>.meeting   a node's address and ports
                   nodes/<node>.shell     the socket on which shells are opened, on the node's machine (`shells`)
                   logs/slurm.log         the output of the batch script and srun
@@ -27,6 +27,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,19 +107,14 @@ class SlurmRun:
 
     def submission(self) -> dict[str, Any]:
         """Return the contents of `submission.json`. Raises RunNotFound, BackendUnavailable."""
-        try:
-            data: dict[str, Any] | None = json.loads((self.folder / "submission.json").read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            data = None
-        except OSError as error:  # such as EMFILE, or EIO of the shared storage: the run may be alive
-            raise BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.") from error
+        data = self._load("submission.json")
         if data is None:
             raise RunNotFound(f"There is no run named '{self.name}'.")
         return data
 
     def job_id(self) -> str:
-        """Return the id of the recorded job; empty if no submission is recorded."""
-        return str((_load_json(self.folder / "submission.json") or {}).get("job_id", ""))
+        """Return the id of the recorded job; empty if no submission is recorded. Raises BackendUnavailable."""
+        return str((self._load("submission.json") or {}).get("job_id", ""))
 
     def spec(self) -> RunSpec:
         """Return the spec as submitted. Raises RunNotFound."""
@@ -135,18 +131,20 @@ class SlurmRun:
         submission = self.submission()
         submitted_at = float(submission["submitted_at"])
         job_id, nodes = str(submission["job_id"]), int(submission["spec"]["nodes"])
-        final = _load_json(self.folder / "final.json")
+        final = self._load("final.json")
         if final is not None:
             # The process that stored the end may have died before it removed the marker.
             if self.active_marker.exists():
                 self._end_processes(job_id, final["records"])
             return outcome.merge(self.name, submitted_at, final["records"])
         now = time.time()
-        records = self._read_records(nodes)
+        # A record that cannot be read now counts as missing, which ends no run whose job is active.
+        records = self._read_records(nodes, peer_liveness.load_record)
         observation = self._observe(job_id, records, submitted_at, now)
         if observation.job_has_ended:
-            # A supervisor may have written its last record after the records were read.
-            records = self._read_records(nodes)
+            # A supervisor may have written its last record after the records were read. Since the end is stored only
+            # once, an error of the storage is raised here.
+            records = self._read_records(nodes, peer_liveness.read_record)
         assessed_records = [evidence.assess(node, record, observation) for node, record in enumerate(records)]
         status = outcome.merge(self.name, submitted_at, assessed_records)
         if status.phase is RunPhase.ENDED:
@@ -192,20 +190,44 @@ class SlurmRun:
         record = peer_liveness.load_record(peer_liveness.record_path(self.folder, node)) or {}
         return str(record.get("machine") or "")
 
-    def _read_records(self, nodes: int) -> list[RecordData | None]:
+    def _read_records(self, nodes: int, read: Callable[[Path], RecordData | None]) -> list[RecordData | None]:
+        """Return the record of each node, as `read` returns it; None where there is none. Raises BackendUnavailable."""
         refresh_listing(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
-        return [peer_liveness.load_record(path) for path in paths]
+        try:
+            return [read(path) for path in paths]
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _load(self, file: str) -> dict[str, Any] | None:
+        """Return the object in a JSON file of the run's folder; None if the file is missing, damaged or contains null.
+
+        Raises BackendUnavailable if the file cannot be read.
+        """
+        try:
+            data: dict[str, Any] | None = json.loads((self.folder / file).read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return data
+
+    def _unreadable(self, error: OSError) -> BackendUnavailable:
+        """Return the error for a file that cannot be read now, such as after EMFILE, or EIO of the shared storage.
+
+        The file must not count as missing: then a run that is alive, or that completed, would count as lost.
+        """
+        return BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.")
 
     def _end_request(self) -> EndRequest | None:
         """Return the request to end the run; None if there is none.
 
         A decision of the platform (`end.json`) has priority over a customer's request (`stop.json`).
         """
-        end = _load_json(self.folder / "end.json")
+        end = self._load("end.json")
         if end is not None:
             return EndRequest(float(end["at"]), 0.0, end["loss"])
-        stop = _load_json(self.folder / "stop.json")
+        stop = self._load("stop.json")
         if stop is None:
             return None
         cause = evidence.new_cause(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.")
@@ -217,7 +239,7 @@ class SlurmRun:
         Ends a run that has waited in Slurm's queue for too long.
         """
         job = observation.job
-        importing = _load_json(self.folder / IMPORT_FILE)
+        importing = self._load(IMPORT_FILE)
         waiting = explain_waiting(job, is_importing=importing is not None and not importing["is_ready"])
         waited_seconds = observation.now - observation.submitted_at
         if job is not None and job.is_waiting and waited_seconds > self._config.pending_seconds:
@@ -236,20 +258,20 @@ class SlurmRun:
 
     def _store_end(self, records: list[RecordData]) -> list[RecordData]:
         """Store how the run ended, unless another process has; return the stored records."""
-        path = self.folder / "final.json"
         with FileLock(self.folder / "final.lock"):
             refresh_listing(self.folder)
-            final = _load_json(path)
+            final = self._load("final.json")
             if final is None:
                 final = {"records": records}
-                write_json(path, final)
+                write_json(self.folder / "final.json", final)
         stored: list[RecordData] = final["records"]
         return stored
 
     def _end_processes(self, job_id: str, records: list[RecordData]) -> None:
         """End the processes that a run may still have after its end was stored. Raises BackendUnavailable.
 
-        Never call this before the end is stored: `stop.json` would count as a customer's request, which is paid.
+        Never call this before the end is stored: `stop.json` would count as a customer's request, and a run that its
+        customer stopped is paid.
         """
         # Supervisors that have written their last record end by themselves.
         if not all(record["alive"] for record in records):
@@ -258,7 +280,7 @@ class SlurmRun:
             self._slurm.cancel(job_id)
         (self.folder / RUN_PLAN_FILE).unlink(missing_ok=True)  # the nodes delete it only if they all start
         self.active_marker.unlink(missing_ok=True)
-        # The new modification time makes `changes` report the run. If the write fails, the marker's removal does so.
+        # `changes` reports a run whose change file has a new modification time, or whose marker has vanished.
         with contextlib.suppress(OSError):
             self.change_file.write_bytes(b"!")
 
@@ -274,15 +296,14 @@ class SlurmRun:
 
     def _store_own_end_request(self, cause: Cause) -> None:
         """Store in `end.json` that the console ends the run, and why. An earlier decision stays."""
-        if _load_json(self.folder / "end.json") is None:
+        if self._load("end.json") is None:
             write_json(self.folder / "end.json", {"at": time.time(), "loss": cause})
 
     def request_stop(self, grace_seconds: int) -> None:
         """Ask every supervisor to end the run. An earlier request that ends it sooner stays in force."""
-        submission, path, now = self.submission(), self.folder / "stop.json", time.time()
-        request = _load_json(path)
+        submission, request, now = self.submission(), self._load("stop.json"), time.time()
         if request is None or now + grace_seconds < request["at"] + request["grace_seconds"]:
-            write_json(path, {"at": now, "grace_seconds": grace_seconds})
+            write_json(self.folder / "stop.json", {"at": now, "grace_seconds": grace_seconds})
         job_id = str(submission["job_id"])
         self._slurm.cancel_waiting(job_id)
         self._slurm.signal(job_id, STOP_SIGNAL.name.removeprefix("SIG"))
@@ -313,12 +334,3 @@ class SlurmRun:
         self.active_marker.unlink(missing_ok=True)
         self.change_file.unlink(missing_ok=True)
         return existed
-
-
-def _load_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if the file is missing, not complete or contains null."""
-    try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data

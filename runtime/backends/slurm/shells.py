@@ -22,11 +22,11 @@ from runtime.errors import BackendUnavailable
 from runtime.launcher.shell import READY
 
 _START_SECONDS = 30.0
-"""How long Slurm may take to start the step. It takes less than a second, and several on a busy controller."""
+"""How long Slurm may take to start the step. It usually takes less than a second; a busy controller takes several."""
 _END_SECONDS = 10.0
 """How long the step may take to end after its stdin is closed, before Slurm is asked to end it."""
 _KILL_SECONDS = 5.0
-"""How long srun may take to end after SIGTERM, which makes it end the step, before it is killed."""
+"""How long srun, which ends the step when it gets SIGTERM, may take to end. Then it is killed."""
 
 
 class ShellSteps:
@@ -41,6 +41,7 @@ class ShellSteps:
     async def open(self, run: SlurmRun, node: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect to a new shell in a node. See `runtime.backends.base.ShellTunnel`."""
         arguments = await asyncio.to_thread(self._arguments, run, node)
+        # The caller gets `ours` as streams. srun gets `theirs` as its stdin and stdout.
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:

@@ -34,8 +34,8 @@ core."""
 _SHARES_PER_CORE, _MIN_SHARES = 1024, 2
 _WEIGHT_PER_CORE, _MIN_WEIGHT, _MAX_WEIGHT = 100, 1, 10_000
 """Shares (v1) and weight (v2) per core, and the kernel's limits for them. 1024 and 100 are the kernel's defaults for a
-whole group. A node gets them for each of its cores. With the default, a node of two cores would get no more CPU time on
-a busy machine than a node of one."""
+whole group. A node gets that much for each of its cores. With the kernel's default for the whole node, a node of two
+cores would get no more CPU time on a busy machine than a node of one."""
 _SOCKET_MEMORY_DIVISOR = 16
 """v1 does not count sockets' memory towards the memory limit, so sockets need a limit of their own: a sixteenth of the
 node's memory. By default the kernel gives all TCP sockets of a machine about a sixteenth of its memory. v2 needs no
@@ -64,7 +64,7 @@ class Group:
     def join(self) -> None:
         """Move this process into the group. Raises OSError."""
         for folder in self.folders:
-            (folder / "cgroup.procs").write_text("0")
+            (folder / "cgroup.procs").write_text("0")  # 0 stands for the process that writes it
 
     def oom_kills(self) -> int:
         """Return how often the kernel's OOM killer killed a process of the group."""

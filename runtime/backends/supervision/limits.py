@@ -119,7 +119,7 @@ class Limits(NodeLimits):
         free_bytes = disk.free_bytes(self._folder)
         if free_bytes is None or free_bytes >= disk.RESERVE_BYTES:
             return None
-        # If `_usable_bytes_at_start` is not positive, the disk was full before the run started: others filled it.
+        # The run filled the disk itself. It cannot have done so if the disk was full already when it started.
         if self._usable_bytes_at_start > 0 and self._disk.has_filled_the_disk():
             return None
         return Verdict(
@@ -174,9 +174,10 @@ class Limits(NodeLimits):
         if not self._tree.init_pid:
             return None
         max_bytes, max_processes = int(self._plan["memory_bytes"]), int(self._plan["process_limit"])
-        # Before the ranks run, bubblewrap may still be preparing the sandbox. The host's /tmp would then be measured.
-        measured_bytes = max_bytes if self._record.has_started else None
-        usage = resource_limits.measure(self._tree.init_pid, max_bytes=measured_bytes, max_processes=max_processes)
+        # Without a limit, memory is not measured. Before the ranks run, bubblewrap may still be preparing the sandbox,
+        # and a measurement would include the host's /tmp.
+        memory_limit = max_bytes if self._record.has_started else None
+        usage = resource_limits.measure(self._tree.init_pid, max_bytes=memory_limit, max_processes=max_processes)
         self._tasks = usage.processes
         if usage.processes > max_processes:
             return self._too_many_processes_verdict(None)
@@ -196,7 +197,7 @@ class Limits(NodeLimits):
                     yield entry.path
 
     def _check_launcher_starved(self, now: float) -> None:
-        """Set `_starved_at` if two checks in a row find that many processes of the code leave the launcher no CPU time.
+        """Set `_starved_at` if two checks in a row find that the code's many processes leave the launcher no CPU time.
 
         The kernel counts a wait for a core only when that wait ends. So a launcher also counts as starved if it waits
         for a core now and has hardly run since the last check.

@@ -41,7 +41,7 @@ class SupervisorPlan(NodePlan, total=False):
     """Whether `deadline.json` in the run's folder may move the deadline; default false. True only if customer code
     cannot write there."""
     shells: bool
-    """Whether members may open shells in the node, through the socket of `shell_socket.path_of`; default false."""
+    """Whether people may open shells in the node, through the socket of `shell_socket.path_of`; default false."""
     fork_server: str
     """The path of the socket of the fork server that forks the ranks; "" where they start cold."""
     nonce: str

@@ -1,8 +1,8 @@
 """Merge the records of a run's nodes, as their supervisors wrote them, into one RunStatus. Pure.
 
-All nodes share one outcome, that of the first cause. A node is lost if its supervisor died without a last record. What
-other nodes report about that loss is only an effect. If an elastic run continued without a lost node, that loss is not
-a cause.
+All nodes share one outcome, which the first cause decides. A node is lost if its supervisor died without a last record.
+What other nodes report about that loss is only an effect. If an elastic run continued without a lost node, that loss is
+not a cause.
 
 A launcher's report alone never makes a run free of charge: customer code runs beside the launcher and can keep
 launchers from reaching each other. Once code has started, a report of a lost node counts only if that node's supervisor
@@ -79,7 +79,7 @@ def _latest_unless_missing(times: Sequence[float | None]) -> float | None:
 def _membership_changes(records: Sequence[RecordData]) -> list[Members]:
     """Return the run's messages `members` (`runtime.launcher.protocol`), oldest first.
 
-    Only the record of node 0 has such messages, so the longest list is the one to return.
+    Only node 0's record has such messages, so its list is the longest.
     """
     return max((record.get("members", []) for record in records), key=len, default=[])
 

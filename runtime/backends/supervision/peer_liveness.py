@@ -88,8 +88,8 @@ def record_path(folder: Path, node: int) -> Path:
     return folder / "nodes" / f"{node}.json"
 
 
-def load_record(path: Path) -> dict[str, Any] | None:
-    """Return a node's record with two fields added; None if there is no record.
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Return a node's record with two fields added; None if there is no record. Raises OSError if it cannot be read.
 
     `seen_at` is the time of the last heartbeat (Unix seconds). `silent`: the supervisor was killed because it sent no
     heartbeat.
@@ -97,10 +97,18 @@ def load_record(path: Path) -> dict[str, Any] | None:
     try:
         record: dict[str, Any] = json.loads(path.read_bytes())
         record["seen_at"] = path.stat().st_mtime
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     record["silent"] = path.with_suffix(".silent").exists()
     return record
+
+
+def load_record(path: Path) -> dict[str, Any] | None:
+    """Return what `read_record` returns; None also if the record cannot be read, such as for an error of the disk."""
+    try:
+        return read_record(path)
+    except OSError:
+        return None
 
 
 def is_silent(path: Path, record: dict[str, Any]) -> bool:

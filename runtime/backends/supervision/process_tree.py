@@ -36,10 +36,10 @@ class ProcessTree:
         self.exit: Exit | None = None
 
     def start(self, launch_plan_fd: int, *, output_fd: int, inherit_fds: Sequence[int]) -> int | None:
-        """Start the launcher in its sandbox; return its descriptor of the socket to forked ranks, None in a cold start.
+        """Start the launcher in its sandbox. Return the launcher's descriptor of the socket to forked ranks, or None.
 
-        The launcher reads its launch plan from the socket `launch_plan_fd`, writes its output to the descriptor
-        `output_fd`, and inherits the descriptors `inherit_fds`.
+        None: the ranks start cold. The launcher reads its launch plan from the socket `launch_plan_fd`, writes its
+        output to the descriptor `output_fd`, and inherits the descriptors `inherit_fds`.
         """
         plan = self._plan
         if plan["cgroups"]:
@@ -62,8 +62,7 @@ class ProcessTree:
         )
         for descriptor in (bubblewrap_info_fd, *seccomp_fds):
             os.close(descriptor)
-        # If bubblewrap has failed, the supervisor records its exit.
-        if init_pid := read_init_pid(info_fd):
+        if init_pid := read_init_pid(info_fd):  # else bubblewrap has failed, and the supervisor records its exit
             self.init_pid = init_pid
             # Before the launcher gets its plan, so before it starts ranks.
             resource_limits.limit_processes(init_pid, self._kernel_limits())

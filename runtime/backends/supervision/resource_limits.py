@@ -70,7 +70,7 @@ def apply_limits(limits: dict[str, int]) -> None:
 def limit_processes(pid: int, limits: dict[str, int]) -> None:
     """Set RLIMIT_NPROC of `limits` on a process in a new sandbox. Does nothing if the process has ended.
 
-    From Linux 5.14 on, only the sandbox's processes count then; before, all processes of the user do.
+    From Linux 5.14 on, only the sandbox's processes count towards the limit; on older kernels, all of the user's do.
     """
     with contextlib.suppress(ProcessLookupError):
         _set_limit(pid, resource.RLIMIT_NPROC, limits["RLIMIT_NPROC"])

@@ -122,7 +122,7 @@ class Supervisor(Node):
         listener = None if self._shell_socket is None else self._shell_socket.listen()
         if listener is None:
             return {"warm": self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=inherit_fds)}
-        with listener:  # closed here, so that only the launcher keeps it open, and nobody can connect after its end
+        with listener:  # closed here: only the launcher keeps it open, so nobody can connect after the launcher's end
             warm = self._tree.start(launch_plan_fd, output_fd=output_fd, inherit_fds=[*inherit_fds, listener.fileno()])
             return {"warm": warm, "shells": listener.fileno()}
 

@@ -262,6 +262,16 @@ def test_a_hang_is_billed_to_the_last_progress_for_platform_images_only():
     assert "charged_whole" not in billed.failure.data
 
 
+def test_a_run_in_a_customers_image_cannot_date_its_own_end():
+    """Code in an own image can find the key, sign that its node completed when it started, and work on."""
+    job = dataclasses.replace(JOB, spec=dataclasses.replace(JOB.spec, builtin=False))
+    forged = dict.fromkeys((0, 1), record(exit_code=0, finished_at=START))
+    assert status_of(job, running(0), running(1), records=forged, now=END).phase is RunPhase.RUNNING
+    lost = dict.fromkeys((0, 1), END + 40)
+    ended_status = status_of(job, running(0), running(1), records=BOTH, unreachable_since=lost, now=END + 70)
+    assert (ended_status.outcome, ended_status.finished_at) == (Outcome.COMPLETED, END), "lost after its end"
+
+
 def test_a_customers_image_without_python_is_a_code_failure():
     status = status_of(CUSTOMERS_IMAGE, ended(0, 128, **NO_PYTHON), running(1, started_at=None, ended=True))
     assert (status.outcome, status.started_at) == (Outcome.CODE_FAILED, None)

@@ -53,6 +53,8 @@ def test_a_private_image_without_its_credentials_ends_the_run_free(own_harness, 
     reference = "private.acme.example/vision:1"
     fake.registry.passwords["private.acme.example"] = "right"
     fake.registry.images[reference] = next(iter(fake.registry.images.values()))
+    for kubelet in fake.nodes.values():
+        kubelet.pulled.add(reference)  # for a run of another organization
     right, wrong = (PullSecret("private.acme.example", "acme", word) for word in ("right", "wrong"))
     monkeypatch.setattr(pending, "IMAGE_REFUSED_SECONDS", 2.0)
     own_harness.backend = own_harness.new_backend(start_seconds=2)

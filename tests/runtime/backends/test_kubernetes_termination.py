@@ -1,11 +1,11 @@
-"""When the console ends a run that cannot start, or that Kueue suspends."""
+"""When the console ends a run that cannot start, that Kueue suspends, or that ignores its deadline."""
 
 import dataclasses
 
 import pytest
 
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.backends.kubernetes.pending import IMAGE_REFUSED_SECONDS, find_termination
+from runtime.backends.kubernetes.pending import DEADLINE_MARGIN_SECONDS, IMAGE_REFUSED_SECONDS, find_termination
 from runtime.backends.kubernetes.state import PodState, Termination
 from runtime.specs import FailureCode, Outcome, RunPhase, RunStatus, Waiting, WaitingCode
 from tests.runtime.backends.samples import JOB
@@ -25,7 +25,8 @@ def scheduled_pod(node, at=START, **changes):
 
 
 def termination_of(*pods, waiting=GPUS, now=START + 101, job=STARTED_JOB, started_at=None, config=CONFIG):
-    status = RunStatus("job-1-1", RunPhase.STARTING, started_at=started_at)
+    phase = RunPhase.STARTING if started_at is None else RunPhase.RUNNING
+    status = RunStatus("job-1-1", phase, started_at=started_at)
     return find_termination(job, {pod.node: pod for pod in pods}, status, waiting, config=config, now=now)
 
 
@@ -87,3 +88,17 @@ def test_a_run_that_kueue_suspends_ends():
     job = dataclasses.replace(STARTED_JOB, suspended=True)
     termination = termination_of(job=job, started_at=1001.0, waiting=None)
     assert (termination.outcome, termination.code) == (Outcome.NODE_LOST, FailureCode.PREEMPTED)
+
+
+@pytest.mark.parametrize(
+    ("builtin", "seconds_late", "is_ended"),
+    [(False, 1, True), (False, -1, False), (True, 1, False)],
+    ids=["an own image", "an own image, in time", "a platform image"],
+)
+def test_a_run_whose_own_image_ignores_the_deadline_ends(builtin, seconds_late, *, is_ended):
+    spec = dataclasses.replace(STARTED_JOB.spec, builtin=builtin, deadline_seconds=100)
+    now = START + 100 + DEADLINE_MARGIN_SECONDS + seconds_late
+    job = dataclasses.replace(STARTED_JOB, spec=spec)
+    termination = termination_of(scheduled_pod(0), job=job, started_at=START, waiting=None, now=now)
+    assert (termination is not None) is is_ended
+    assert termination is None or termination.outcome is Outcome.TIME_LIMIT

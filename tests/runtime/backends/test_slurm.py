@@ -348,9 +348,19 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
     assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
 
 
-def test_a_run_whose_storage_reports_an_error_is_not_lost(tmp_path):
-    run = SlurmRun(tmp_path, "job-1-1", SimpleNamespace(), config())
-    (run.folder / "submission.json").mkdir(parents=True)  # reading it is an error that root gets too
+@pytest.mark.parametrize("file", ["submission.json", "nodes/0.json", "final.json"])
+def test_a_run_whose_storage_reports_an_error_is_not_lost(tmp_path, file):
+    slurm = SimpleNamespace(
+        jobs=lambda max_age_seconds: {"7": SlurmJob("7", "COMPLETED", ended_at=1.0)},
+        known_jobs=dict,
+        was_preempted=lambda _job_id: False,
+        cancel=lambda _job_id: None,
+    )
+    run = SlurmRun(tmp_path, "job-1-1", slurm, config())
+    run.folder.mkdir()
+    if file != "submission.json":
+        run.record_submission(spec(nodes=1), nonce="n", job_id="7")
+    (run.folder / file).mkdir(parents=True)  # reading it is an error that root gets too
     with pytest.raises(BackendUnavailable, match="Is a directory"):
         run.status()
 

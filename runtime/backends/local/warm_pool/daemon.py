@@ -59,7 +59,7 @@ class DaemonSettings(TypedDict):
 
 
 class DaemonState(TypedDict):
-    """The running daemon, in `STATE_FILE`: its process, and the version of the code that it has loaded."""
+    """The running daemon, in `STATE_FILE`: its pid, its `pids.start_time`, and the version of the code that it runs."""
 
     pid: int
     start_time: int | None
@@ -138,7 +138,7 @@ class Daemon:
         for pid in self._fork_servers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        for name in self._fork_servers.values():  # a fork server's name is also that of its socket
+        for name in self._fork_servers.values():  # a fork server's socket has the same name
             Path(name).unlink(missing_ok=True)
 
     def _serve(self, listener: socket.socket) -> None:

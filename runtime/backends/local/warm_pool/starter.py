@@ -41,7 +41,7 @@ def is_submitted(request: StartRequest) -> bool:
 def supervise(request: StartRequest) -> None:
     """Prepare the nodes' network and ports, and supervise each node in a process and session of its own."""
     plans = request["nodes"]
-    _write_output_to_log(plans[0])  # also what fails before the supervisors start
+    _write_output_to_log(plans[0])  # now, so that the log also has errors from before the supervisors start
     # Why the run shares the machine's network; "" if it has its own.
     sharing_reason = network.enter() if request["network"] == "private" else "The setting asks for the host's network."
     if sharing_reason:
