@@ -31,6 +31,7 @@ from jobs.states import (
     may_follow,
     pays_for_hang,
 )
+from runtime.json_values import storable
 from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
@@ -351,9 +352,10 @@ def _was_moved(attempt: Attempt) -> bool:
 
 def _update_waiting(job: Job, status: RunStatus) -> None:
     """Store why a submitted run does not run yet (`runtime.specs.WaitingCode`), if that has changed."""
-    if (job.waiting_code, job.waiting_data) == (status.waiting_code, status.waiting_data):
+    waiting_data = storable(status.waiting_data)  # it may quote a registry or a storage server
+    if (job.waiting_code, job.waiting_data) == (status.waiting_code, waiting_data):
         return
-    job.waiting_code, job.waiting_data = status.waiting_code, status.waiting_data
+    job.waiting_code, job.waiting_data = status.waiting_code, waiting_data
     job.save(update_fields=["waiting_code", "waiting_data"])
     publish_state(job.pk)
 

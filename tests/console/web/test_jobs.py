@@ -85,10 +85,10 @@ def test_a_dataset_that_the_script_reads_and_nobody_uploaded_is_named_before_buy
 def test_a_starting_job_says_what_it_waits_for(customer, backend, owner_page):
     job = customer.job()
     dispatch.dispatch_queue()
-    backend.wait(f"job-{job.pk}-1", "image_credentials", image="r.example/<b>:1")
+    backend.wait(f"job-{job.pk}-1", "image_credentials", image="r.example/<b>:1\0")
     reconciliation.reconcile()
     shown = page(owner_page, job)
-    assert "The registry denied access to the image r.example/&lt;b&gt;:1." in shown
+    assert "The registry denied access to the image r.example/&lt;b&gt;:1\ufffd." in shown
     assert "Nothing is charged yet." in shown
 
 
