@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import gzip
-import os
 import stat as modes
 import struct
 import tarfile
@@ -34,11 +33,6 @@ HEADER_BYTES_PER_ENTRY = 4096
 KiB: a header, a second header with the long name, and padding."""
 ZIP_DIRECTORY_LIMIT = 32 * 1024**2
 """The largest central directory of a zip, in bytes: about 400,000 files. `zipfile` needs ten times as much memory."""
-# Sizes in bytes of records in the zip format. The length of a comment is a field of 16 bits.
-ZIP_END_BYTES = 22
-ZIP_COMMENT_LIMIT = 65535
-ZIP64_LOCATOR_BYTES = 20
-ZIP64_END_BYTES = 56
 PADDING_LIMIT = 16 * 1024**2
 """How many bytes may follow the end of a tar. Programs pad to their record size, 10 KiB by default; users can choose
 more."""
@@ -213,38 +207,32 @@ def _tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo) -> ArchiveEntr
 # --- zip --------------------------------------------------------------------------------------------------------------
 
 
+class _ZipReader:
+    """The file object that `zipfile` reads. It refuses a read that is longer than any real central directory.
+
+    `zipfile` reads the central directory as a whole, and a crafted zip can declare any length for it.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes. Raises TooLarge above ZIP_DIRECTORY_LIMIT."""
+        if size > ZIP_DIRECTORY_LIMIT:
+            raise TooLarge(_("This .zip has too many files for the format. Upload a .tar.gz instead."))
+        return self._stream.read(size)
+
+
 def _zip_entries(stream: BinaryIO, limits: ArchiveLimits) -> Iterator[ArchiveEntry]:
     """Yield the entries of a zip, in the order of its central directory."""
-    if _zip_directory_bytes(stream) > ZIP_DIRECTORY_LIMIT:
-        raise TooLarge(_("This .zip has too many files for the format. Upload a .tar.gz instead."))
-    with zipfile.ZipFile(stream) as archive:
+    with zipfile.ZipFile(_ZipReader(stream)) as archive:
         members = archive.infolist()
         # The declared sizes serve to refuse an archive early; the writer limits the real ones.
         if sum(member.file_size for member in members) > limits.max_bytes:
             raise TooLarge
         for member in members:
             yield from _zip_entry(archive, member)
-
-
-def _zip_directory_bytes(stream: BinaryIO) -> int:
-    """Return the size that a zip declares for its central directory, which `zipfile` reads into memory as a whole.
-
-    The size is in the end record, and in a large zip also in the zip64 end record before it. If both have a size, the
-    larger one counts, because a crafted zip decides which of them `zipfile` uses.
-    """
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, size - ZIP_END_BYTES - ZIP_COMMENT_LIMIT - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES))
-    tail = stream.read()
-    end = tail.rfind(b"PK\x05\x06")  # the signature of the end record
-    if end < 0 or len(tail) < end + ZIP_END_BYTES:
-        raise BadArchive
-    (directory_bytes,) = struct.unpack_from("<L", tail, end + 12)  # offset of the field "size of the central directory"
-    zip64_end = end - ZIP64_LOCATOR_BYTES - ZIP64_END_BYTES
-    if zip64_end >= 0 and tail[zip64_end : zip64_end + 4] == b"PK\x06\x06":  # the signature of the zip64 end record
-        (zip64_bytes,) = struct.unpack_from("<Q", tail, zip64_end + 40)  # the same field
-        # 0xFFFFFFFF in the end record means that the size is in the zip64 end record.
-        directory_bytes = max(zip64_bytes, 0 if directory_bytes == 0xFFFFFFFF else directory_bytes)
-    return int(directory_bytes)
 
 
 def _zip_entry(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[ArchiveEntry]:

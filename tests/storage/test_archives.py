@@ -222,8 +222,10 @@ def zip_of_false_size():
 
 
 def zip_of_huge_directory():
-    """A zip whose end record claims a directory larger than the limit."""
+    """A zip whose end record claims a directory larger than the limit, and which is long enough to have it."""
     data, size = zip_of({"a": b""}), archive_readers.ZIP_DIRECTORY_LIMIT + 1
+    directory = data.index(b"PK\x01\x02")
+    data = data[:directory] + bytes(size) + data[directory:]
     return patched(data, (data.rindex(b"PK\x05\x06") + 12, struct.pack("<L", size)))
 
 
