@@ -61,9 +61,9 @@ class ShellTunnels:
                 try:
                     async with asyncio.timeout(_START_SECONDS):
                         writer.write(token.encode())
-                        if await reader.read(len(READY)) != READY:
+                        if await reader.readexactly(len(READY)) != READY:
                             raise ConnectionRefusedError("its launcher opens no shell")
-                except OSError as error:
+                except (OSError, asyncio.IncompleteReadError) as error:  # OSError includes TimeoutError
                     raise _unavailable(error) from error
                 yield reader, writer
             finally:
@@ -90,4 +90,4 @@ class ShellTunnels:
 
 
 def _unavailable(error: Exception) -> BackendUnavailable:
-    return BackendUnavailable(f"The node cannot be reached: {str(error) or type(error).__name__}")
+    return BackendUnavailable(f"No shell can be opened in the node: {str(error) or type(error).__name__}")
