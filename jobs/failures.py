@@ -1,7 +1,7 @@
 """Explain a failed job: why it failed, who pays, and how to correct it.
 
 A correction is a new order with some fields changed. For a missing file there are suggestions instead: names in the
-nearest folder of its path that exists. The diagnosis of an attempt never changes, so it is cached after the first
+deepest folder of its path that exists. The diagnosis of an attempt never changes, so it is cached after the first
 reading of the log.
 """
 
@@ -31,7 +31,8 @@ from storage import selectors as storage
 CACHE_SECONDS = 24 * 3600
 """How long a diagnosis is cached. Customers look at a failed job on the day of its failure, and rarely later."""
 LOG_BYTES = 32 * 1024
-"""Bytes that are read from the end of the failing rank's output: as many as `diagnosis.MAX_LOG_LENGTH` characters."""
+"""Bytes that are read from the end of the failing rank's output. `diagnosis.MAX_LOG_LENGTH`, which limits characters,
+is the same number: each character has at least one byte."""
 MAX_COMPARED_ENTRIES = 200
 """Entries of a folder that are compared with a missing name. More would delay the page, and rarely help."""
 MAX_COMPARED_LENGTH = 100
@@ -47,9 +48,9 @@ class Explanation:
     """Why a job failed, and what to do.
 
     `rank` and `node` are the numbers of the rank and the node that failed first; None if no rank failed. For a missing
-    file, `folder` is its nearest folder that exists, and `suggestions` are names in that folder, the most similar ones
-    first. `changes` are the fields of a new order that would correct the failure, by their API names. If they change
-    the node spec, `spec_title` is the title of the new one and `hourly_minor` its price per node and hour.
+    file, `folder` is the deepest folder of its path that exists, and `suggestions` are names in that folder, the most
+    similar ones first. `changes` are the fields of a new order that would correct the failure, by their API names. If
+    they change the node spec, `spec_title` is the title of the new one and `hourly_minor` its price per node and hour.
     """
 
     diagnosis: Diagnosis
@@ -133,7 +134,7 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
 
 
 def _suggested_files(job: Job, path: str) -> _Suggestions:
-    """Return names in the nearest existing folder of a missing file. Empty if no mounted folder contains the path.
+    """Return names in the deepest existing folder of a missing file's path. Empty if it is in no mounted folder.
 
     The path was written by the customer's code. It is only used below the folders that the job mounts.
     """
@@ -149,25 +150,28 @@ def _suggested_files(job: Job, path: str) -> _Suggestions:
     relative_path = _path_below(run_specs.WORKSPACE_PATH, posixpath.normpath(posixpath.join(script_folder, path)))
     if relative_path is None or job.workspace.deleted_at:
         return _Suggestions()
-    return _suggest_in_nearest_folder(storage.workspace_folder(job.workspace), relative_path, run_specs.WORKSPACE_PATH)
+    return _suggest_in_deepest_folder(storage.workspace_folder(job.workspace), relative_path, run_specs.WORKSPACE_PATH)
 
 
 def _path_below(mount: str, path: str) -> str | None:
-    """Return an absolute path relative to a mount; "" for the mount itself, and None for a path outside of it."""
+    """Make an absolute path relative to `mount`. Return "" for the mount itself; None for a path outside of it."""
     if path == mount:
         return ""
     return path.removeprefix(f"{mount}/") if path.startswith(f"{mount}/") else None
 
 
 def _suggest_in_mounts(mount: str, folders: dict[str, Path], path: str) -> _Suggestions:
-    """Return suggestions for `path` below `mount`, where the run sees the dataset or model `folders` by their names."""
+    """Return suggestions for `path` below `mount`. The run sees each folder of `folders` at `mount`/name.
+
+    `folders` are those of datasets or models, by name.
+    """
     name, _slash, path_in_folder = path.partition("/")
     if name not in folders:
         return _Suggestions(mount, _most_similar(name, sorted(folders)))
-    return _suggest_in_nearest_folder(folders[name], path_in_folder, f"{mount}/{name}")
+    return _suggest_in_deepest_folder(folders[name], path_in_folder, f"{mount}/{name}")
 
 
-def _suggest_in_nearest_folder(root: Path, path: str, mount: str) -> _Suggestions:
+def _suggest_in_deepest_folder(root: Path, path: str, mount: str) -> _Suggestions:
     """Return suggestions for the first missing name of `path`, in the deepest folder of it that exists.
 
     `path` is relative to the folder `root`, which the run sees at `mount`.
@@ -213,7 +217,7 @@ def _correction(job: Job, fix: Fix) -> _Correction:
             # The cheapest of the node specs that suffice; of equally cheap ones, the smallest.
             offer = min(offers, key=lambda each: (each.hourly_minor, each.spec.memory_mib, each.spec.pk))
             return _Correction({"node_spec": offer.spec.name}, offer.spec.title, round(offer.hourly_minor or 0))
-    # A smaller batch needs less memory too, if no larger node spec is on offer.
+    # If no larger node spec is on offer, a smaller batch helps too: it needs less memory.
     if fix in {Fix.LARGER_NODE, Fix.SMALLER_BATCH} and job.batch_size > 1:
         return _Correction({"batch_size": job.batch_size // 2})
     return _Correction()

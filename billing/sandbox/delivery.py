@@ -31,18 +31,18 @@ class Delivery:
         self._secret = secret
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        provider.after_request = self._wake.set
+        provider.after_request = self._wake.set  # only requests to the provider create events
 
     def deliver(self) -> None:
         """Send the waiting events, oldest first, until `stop` is called."""
         while not self._stopped.is_set():
-            # Cleared before the check, so that an event or a stop in between is not missed.
-            self._wake.clear()
             for event_id in self._due():
                 if self._stopped.is_set():
                     return
                 self._deliver_one(event_id)
             self._wake.wait(self._until_next())
+            # Cleared before the next look, so that neither an event nor a stop that comes meanwhile is missed.
+            self._wake.clear()
 
     def stop(self) -> None:
         """End `deliver`."""

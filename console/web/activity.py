@@ -17,6 +17,7 @@ DESCRIPTIONS: dict[str, Promise] = {
     "organization.second_factor_optional": _("No longer requires a second factor of members"),
     "organization.shells_enabled": _("Let members open shells"),
     "organization.shells_disabled": _("No longer lets members open shells"),
+    # The service is the training service of this console, which an organization activates before its first order.
     "service.activated": _("Activated the service"),
     "service.deactivated": _("Deactivated the service"),
     "organization.closure_requested": _("Asked to close the organization"),
@@ -132,7 +133,9 @@ def describe(event: AuditEvent) -> str:
         text = NOTEBOOK_STOPPED
     role = event.data.get("to", "")  # the new role; for other actions another text, such as a new name
     kind, _colon, number = event.target.partition(":")  # pages show the target "job:12" as "#12"
-    defaults = dict.fromkeys(("version", "member", "why", "node", "amount"), "")  # for events whose data lacks them
+    defaults = dict.fromkeys(
+        ("version", "member", "why", "node", "amount"), ""
+    )  # events that an older version wrote lack some
     values: dict[str, Any] = defaults | event.data
     values["target"] = f"#{number}" if kind in {"job", "sweep"} else event.target
     if {"amount_minor", "currency"} <= event.data.keys():

@@ -57,7 +57,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     session = get_object_or_404(UserSession, pk=pk, user=request.user)
     get_adapter().end_sessions([session])
     if session.is_current():
-        logout(request)
+        logout(request)  # this request still holds the ended session, and would save it again
     audit.record_for_person(user=session.user, action="session_ended")
     messages.success(request, _("The session was ended."))
     return redirect("security")
@@ -78,7 +78,7 @@ def end_other_sessions(request: HttpRequest) -> HttpResponse:
 @require_POST
 @require_log_in
 def end_client_access(request: HttpRequest, client_id: str) -> HttpResponse:
-    """Revoke another service's access to the account, until the person logs in to it again."""
+    """Revoke another service's access to the account. The person's next log-in to it gives it access again."""
     user = logged_in_user(request)
     service = get_object_or_404(Client, pk=client_id)
     openid.revoke_client_tokens(user=user, client=service)

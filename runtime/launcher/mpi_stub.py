@@ -3,8 +3,8 @@
     mpi_stub.py SOCKET slot                       stands for a rank
     mpi_stub.py SOCKET remote HOST COMMAND...     runs a command on another node
 
-SOCKET is the Unix socket of this node's launcher (`mpi`). Each side sends one line of JSON. For a rank the stub sends
-{environment}, else {host, command}. The launcher answers {exit_code, signal} once the process has ended.
+SOCKET is the Unix socket of this node's launcher (`runtime.launcher.mpi`). Each side sends one line of JSON. For a rank
+the stub sends {environment}, else {host, command}. The launcher answers {exit_code, signal} once the process has ended.
 
 The stub imports few modules, since every rank waits for it.
 """
@@ -14,13 +14,12 @@ import os
 import signal
 import socket
 import sys
-from typing import List
 
 # Prefixes of the variables with which mpirun places a rank; the stub passes only these on.
 _FORWARDED_PREFIXES = ("OMPI_", "OPAL_", "ORTE_", "PMIX_", "PMI_", "PRTE_")
 
 
-def main(path: str, task: str, arguments: "List[str]") -> int:
+def main(path: str, task: str, arguments: "list[str]") -> int:
     """Send the request, wait until the process has ended, and end in the same way."""
     launcher = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     launcher.connect(path)
