@@ -20,6 +20,7 @@ _VARIABLES = {
     "trusted-host": "UV_INSECURE_HOST",
     "cert": "SSL_CERT_FILE",
     "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
 }
 # uv separates the values of these options by commas, and all others by spaces; pip uses white space.
 _COMMA_SEPARATED = {"find-links"}
