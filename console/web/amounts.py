@@ -21,8 +21,11 @@ def parse_row_id(text: str) -> int | None:
 def parse_seconds(text: str, unit: int) -> int:
     """Parse a time in units of `unit` seconds, with a decimal point or comma, into seconds. Raises ValueError.
 
-    A part of a second is rounded, so that a text of `time_text` becomes the same seconds again.
+    A part of a second is rounded, so that a text of `time_text` becomes the same seconds again. Three digits after a
+    comma are refused: "1,000" may mean a thousand.
     """
+    if len(text.strip().partition(",")[2]) == 3:
+        raise ValueError("The comma may separate thousands.")
     try:
         number = Decimal(text.replace(",", "."))
     except InvalidOperation as error:
