@@ -333,14 +333,17 @@ def _diff_report(old: models.PriceBook, new: models.PriceBook) -> Report:
 
 
 def _large_changes(draft: models.PriceBook) -> list[str]:
-    """Return a line (name, old and new amount) for each price that a draft changes by more than half."""
+    """Return a line (name, old and new amount) for each price that a draft changes by more than half.
+
+    It is compared with the book that is in effect when the draft begins.
+    """
     try:
-        current = pricebooks.current_book(currency=draft.currency)
+        replaced = pricebooks.current_book(currency=draft.currency, at=draft.effective_from)
     except NotPriced:
         return []
     return [
-        f"{change.name}: {_amount(change.old, current)} → {_amount(change.new, draft)}"
-        for change in price_simulation.large_changes(old=current, new=draft)
+        f"{change.name}: {_amount(change.old, replaced)} → {_amount(change.new, draft)}"
+        for change in price_simulation.large_changes(old=replaced, new=draft)
     ]
 
 

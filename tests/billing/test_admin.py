@@ -153,6 +153,14 @@ class TestPriceBook:
             draft.refresh_from_db()
             assert (draft.published_at is not None) == is_published
 
+    def test_asks_about_a_change_from_the_book_that_it_will_replace(self, admin, draft):
+        original, starts = PriceBook.objects.exclude(pk=draft.pk).get(), timezone.now() + timedelta(days=1)
+        draft.prices.update(amount=Decimal(1))
+        pricebooks.publish(book=draft, effective_from=starts)
+        later = pricebooks.copy(book=original)
+        PriceBook.objects.filter(pk=later.pk).update(effective_from=starts + timedelta(days=1))
+        assert "$0.01 → $3.60" in act(admin, "pricebook", "publish", later)
+
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
         draft = pricebooks.copy(book=PriceBook.objects.get())
