@@ -303,6 +303,7 @@ def test_a_start_waits_while_the_console_restarts_and_takes_over_the_notebook_of
         "?cursor=b": {"results": [notebook(3, "Small") | {"url": "", "waiting_for": "Waiting"}], "next": None},
     }
     answers = {path: answer(page) for path, page in pages.items()}
-    answers["3/"] = [b"", answer("bad gateway", "502 Bad Gateway"), answer(notebook(3, "Small"))]
+    restarting = ("502 Bad Gateway", "429 Too Many Requests", "401 Unauthorized")
+    answers["3/"] = [b"", *(answer("busy", status) for status in restarting), answer(notebook(3, "Small"))]
     starts = call_spawners(installed, [(answers, "start", {"profile": profile}) for profile in ("0", "1")])
     assert [notebook for _url, notebook in starts] == [3, 5]

@@ -103,9 +103,10 @@ class TrainyardSpawner(Spawner):
             try:
                 notebook = await api.call("GET", f"{self.notebook_id}/")
             except Refused as error:
-                # From 500 on: the console cannot be reached, or fails, for example because it restarts. If this start
-                # failed then, the notebook would go on without its user. `start_timeout` limits the wait.
-                if error.console_status < 500:
+                # Otherwise the console cannot be reached, answers later, or does not know the log-in yet, for example
+                # because it restarts. If this start failed then, the notebook would go on without its user.
+                # `start_timeout` limits the wait.
+                if error.console_status in {403, 404}:
                     raise
         self.url = notebook["url"]
         self._redirect()
