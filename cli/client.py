@@ -92,7 +92,7 @@ class Client:
 
     def dataset(self, name: str) -> Dataset:
         """Return a dataset."""
-        return decode(Dataset, self._get(f"datasets/{_quote_part(name)}/"))
+        return decode(Dataset, self._get(f"datasets/{_escape_part(name)}/"))
 
     def create_dataset(self, name: str) -> Dataset:
         """Create a dataset without a version."""
@@ -111,7 +111,7 @@ class Client:
 
     def upload_offset(self, upload_id: str) -> int:
         """Return the number of bytes of an upload that the console has."""
-        return _read_offset(self._transport.request("HEAD", f"uploads/{_quote_part(upload_id)}/", headers=TUS_HEADERS))
+        return _read_offset(self._transport.request("HEAD", f"uploads/{_escape_part(upload_id)}/", headers=TUS_HEADERS))
 
     def append_upload(self, upload_id: str, *, offset: int, content: Iterable[bytes], size: int) -> int:
         """Send the next `size` bytes of an upload and return the new offset.
@@ -120,13 +120,13 @@ class Client:
         """
         headers = TUS_HEADERS | {"Upload-Offset": str(offset), "Content-Type": UPLOAD_TYPE, "Content-Length": str(size)}
         response = self._transport.request(
-            "PATCH", f"uploads/{_quote_part(upload_id)}/", headers=headers, content=content
+            "PATCH", f"uploads/{_escape_part(upload_id)}/", headers=headers, content=content
         )
         return _read_offset(response)
 
     def upload(self, upload_id: str) -> Upload:
         """Return an upload: its state, and its result or error."""
-        return decode(Upload, self._get(f"uploads/{_quote_part(upload_id)}/"))
+        return decode(Upload, self._get(f"uploads/{_escape_part(upload_id)}/"))
 
     # Workspaces
 
@@ -136,7 +136,7 @@ class Client:
 
     def workspace(self, name: str) -> Workspace:
         """Return a workspace."""
-        return decode(Workspace, self._get(f"workspaces/{_quote_part(name)}/"))
+        return decode(Workspace, self._get(f"workspaces/{_escape_part(name)}/"))
 
     def create_workspace(self, name: str) -> Workspace:
         """Create an empty workspace."""
@@ -147,13 +147,13 @@ class Client:
 
         `files` are dictionaries with `path`, `size` in bytes and `sha256` in hexadecimal.
         """
-        path = f"workspaces/{_quote_part(workspace)}/compare/"
+        path = f"workspaces/{_escape_part(workspace)}/compare/"
         data = self._transport.json("POST", path, json={"files": list(files)})
         return list(decode(dict[str, tuple[str, ...]], data)["differing"])
 
     def workspace_entries(self, workspace: str, folder: str = "") -> Iterator[Entry]:
         """List a folder of a workspace by name."""
-        path, after = f"workspaces/{_quote_part(workspace)}/files/{_quote_path(folder)}", ""
+        path, after = f"workspaces/{_escape_part(workspace)}/files/{_escape_path(folder)}", ""
         while True:
             data = self._get(path, params={"after": after} if after else {})
             yield from decode(tuple[Entry, ...], data.get("entries"))
@@ -164,12 +164,12 @@ class Client:
     def write_file(self, workspace: str, path: str, content: bytes) -> None:
         """Create or replace a file of a workspace."""
         self._transport.request(
-            "PUT", f"workspaces/{_quote_part(workspace)}/files/{_quote_path(path)}", content=content
+            "PUT", f"workspaces/{_escape_part(workspace)}/files/{_escape_path(path)}", content=content
         )
 
     def delete_file(self, workspace: str, path: str) -> None:
         """Move a file or folder of a workspace to its recycle bin."""
-        self._transport.request("DELETE", f"workspaces/{_quote_part(workspace)}/files/{_quote_path(path)}")
+        self._transport.request("DELETE", f"workspaces/{_escape_part(workspace)}/files/{_escape_path(path)}")
 
     # Quotes, orders and jobs
 
@@ -314,7 +314,7 @@ class Client:
         read from its beginning, with status 200.
         """
         headers = {"Range": f"bytes={offset}-", "If-Range": etag} if offset and etag else {}
-        return self._transport.stream(f"jobs/{job_id}/files/{_quote_path(path)}", headers=headers)
+        return self._transport.stream(f"jobs/{job_id}/files/{_escape_path(path)}", headers=headers)
 
     def models(self) -> Iterator[Model]:
         """List the models, newest first."""
@@ -322,12 +322,12 @@ class Client:
 
     def model(self, name: str) -> Model:
         """Return a model."""
-        return decode(Model, self._get(f"models/{_quote_part(name)}/"))
+        return decode(Model, self._get(f"models/{_escape_part(name)}/"))
 
     def model_archive(self, name: str, version: int | None = None) -> AbstractContextManager[httpx.Response]:
         """Open the .tar.gz archive of a model's version (default: the latest) as a stream of its bytes."""
         query = {"version": version} if version is not None else {}
-        return self._transport.stream(f"models/{_quote_part(name)}/archive/", params=query)
+        return self._transport.stream(f"models/{_escape_part(name)}/archive/", params=query)
 
     def _buy(self, path: str, quote_id: str) -> Any:
         """Buy a quote, and return the JSON of the order, sweep or notebook.
@@ -393,11 +393,11 @@ def _read_offset(response: httpx.Response) -> int:
     return int(text)
 
 
-def _quote_part(name: str) -> str:
-    """Quote a name for use as one part of a URL's path: slashes are quoted too."""
+def _escape_part(name: str) -> str:
+    """Escape a name for use as one part of a URL's path: slashes are escaped too."""
     return quote(name, safe="")
 
 
-def _quote_path(path: str) -> str:
-    """Quote a file's path for use in a URL's path: slashes stay."""
+def _escape_path(path: str) -> str:
+    """Escape a file's path for use in a URL's path: slashes stay."""
     return quote(path, safe="/")

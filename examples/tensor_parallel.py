@@ -9,7 +9,7 @@ inside a node. Between nodes, FSDP2 shards each rank's part. The mesh has two di
 At the start, loss and gradients of one batch are compared with those of the whole model. The model, the training loop
 and the checkpoints are in charlm.py.
 
-Order: a dataset from make_text.py, learning rate 0.003, batch size 16, 1 node or more, 1, 2 or 4 processes.
+What to order: a dataset from make_text.py, learning rate 0.003, batch size 16, 1 node or more, 1, 2 or 4 processes.
 """
 
 import math
@@ -26,7 +26,7 @@ BLOCK_PLAN = {
     "query": ColwiseParallel(),
     "key": ColwiseParallel(),
     "value": ColwiseParallel(),
-    "mix": RowwiseParallel(),
+    "mix": RowwiseParallel(),  # the attention's output projection
     "up": ColwiseParallel(),
     "down": RowwiseParallel(),
 }
@@ -55,6 +55,7 @@ def main():
         loss.backward()
         return loss
 
+    # The training loop also passes the targets, which are not needed here.
     def score(inputs, _targets):
         return model(inputs)
 

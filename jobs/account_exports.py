@@ -84,6 +84,7 @@ def _person_files(user: User) -> ArchiveFiles:
         user.memberships.all(), organization="organization__name", slug="organization__slug", role="role",
         since="created_at",
     )  # fmt: skip
+    # By organization: of which kinds of notifications the person gets emails.
     settings = [
         {"organization": member.organization.slug, "mailed": notifications.choices_of(member)} for member in memberships
     ]
@@ -146,18 +147,19 @@ def _organization_files(organization: Organization) -> ArchiveFiles:
         period_start="period_start", period_end="period_end", subtotal_minor="subtotal_minor",
         credits_minor="credits_minor", tax_minor="tax_minor", total_minor="total_minor", currency="currency",
     )  # fmt: skip
-    wallets = Account.objects.filter(organization=organization)
+    # In the ledger: the organization's wallet, and its accounts for receivable and written-off amounts.
+    accounts = Account.objects.filter(organization=organization)
     yield "ledger.csv", _table(
-        Entry.objects.filter(account__in=wallets), at="transaction__created_at", account="account__kind",
+        Entry.objects.filter(account__in=accounts), at="transaction__created_at", account="account__kind",
         kind="transaction__kind", reference="transaction__reference", description="transaction__description",
         amount_minor="amount_minor", currency="account__currency",
     )  # fmt: skip
     yield "top_ups.csv", _table(
-        TopUp.objects.filter(account__in=wallets), id="id", created_at="created_at", paid_at="paid_at", state="state",
+        TopUp.objects.filter(account__in=accounts), id="id", created_at="created_at", paid_at="paid_at", state="state",
         origin="origin", by="created_by__email", amount_minor="amount_minor", currency="currency",
     )  # fmt: skip
     yield "refunds.csv", _table(
-        Refund.objects.filter(top_up__account__in=wallets), id="id", top_up="top_up", created_at="created_at",
+        Refund.objects.filter(top_up__account__in=accounts), id="id", top_up="top_up", created_at="created_at",
         ended_at="ended_at", state="state", reason="reason", amount_minor="amount_minor", currency="top_up__currency",
     )  # fmt: skip
     yield "credit.csv", _table(

@@ -59,8 +59,8 @@ def why_open(name: str) -> str | None:
 def close_if_reachable(name: str, backend: Backend) -> None:
     """Close the circuit of a cluster that did not answer, if it does now.
 
-    So a cancelled run need not wait for the end of a long pause. A cluster that was too slow keeps its pause, because
-    it would be slow again. `is_reachable` takes at most two seconds.
+    Reconciliation calls this before it stops cancelled runs, which would otherwise wait for the end of the pause. A
+    cluster that was too slow keeps its pause, because it would be slow again. `is_reachable` takes at most two seconds.
     """
     was_unreachable = circuit_is_open(name) and not _call_cache(cache.get, _slow_key(name))
     if was_unreachable and backend.is_reachable():

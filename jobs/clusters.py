@@ -44,7 +44,7 @@ shows the reports, usually reads them every 15 s or less often."""
 class ClusterRow:
     """A cluster on the status page.
 
-    `answers` is None before the first reconciliation, and has had its value since `since`. `detail` is the error if the
+    `answers` is None before the first reconciliation. `since` is when it last changed. `detail` is the error if the
     cluster does not answer. `queued` counts jobs, `running` open attempts. `drain_reason` is empty unless an
     administrator drained the cluster. `gaps` are sentences about missing isolation between runs
     (`Backend.isolation_gaps`).
@@ -127,14 +127,14 @@ def resolved_name(column: str) -> Case:
 
 
 def on_cluster(name: str) -> Q:
-    """Return the filter for attempts on a cluster, by any of its stored names."""
+    """Return the filter for attempts on a cluster, by any of its stored names, which `Attempt.backend` holds."""
     return Q(backend__in=stored_names(name))
 
 
 def clusters_to_reconcile() -> list[str]:
     """Return the names of the configured clusters, and of those no longer configured that still have open attempts."""
-    open_backends = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
-    return list(dict.fromkeys([*cluster_names(), *(resolve_cluster_name(name) for name in open_backends)]))
+    used_names = Attempt.objects.filter(finished_at=None).order_by().values_list("backend", flat=True).distinct()
+    return list(dict.fromkeys([*cluster_names(), *(resolve_cluster_name(name) for name in used_names)]))
 
 
 def runs_root(name: str) -> Path:

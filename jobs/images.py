@@ -26,7 +26,10 @@ def problem(image: Image) -> str:
 
 
 def problems(images: Iterable[Image]) -> dict[int, str]:
-    """Return what `problem` returns, by the primary keys of the images that have a problem. Makes one query."""
+    """Return what `problem` returns, by the primary keys of the images that have a problem.
+
+    Besides reading `images`, this makes one database query, for the clusters that do not answer.
+    """
     unavailable = clusters.unavailable_clusters()
     if any(name in unavailable for name in cluster_names()):
         return {}  # a cluster that does not answer might run any of the images
@@ -47,7 +50,10 @@ def problem_on(image: Image, cluster_name: str) -> str:
 
 
 def refusal(image: Image, cluster_name: str) -> str:
-    """Return why a cluster whose `check_image` raised InvalidSpec refused the image, and what to do."""
+    """Return why a cluster whose `check_image` raised InvalidSpec refused the image, and what to do.
+
+    Does not use the exception's message, which is in English only.
+    """
     if image.is_builtin:
         sentence = _(
             "The image %(image)s is not ready on this cluster. Choose another one, or ask the "
@@ -58,7 +64,7 @@ def refusal(image: Image, cluster_name: str) -> str:
             "This cluster runs built-in environments, and pulls no images, so it cannot run %(image)s. Choose a "
             "built-in image, and list further packages in a requirements.txt."
         )
-    else:
+    else:  # for nodes without GPUs, a cluster refuses a customer's image only if its reference is invalid
         sentence = _("The registry reference of the image %(image)s is not valid. Edit the image.")
     return sentence % {"image": image.name}
 

@@ -1,6 +1,7 @@
-"""Find the open jobs that use objects of `storage`: the finder that `jobs` registers with `storage.in_use`.
+"""Find the open jobs that use objects of `storage`.
 
-`apps.py` imports this module before Django has loaded the models, so it imports no model.
+`storage` may not import `jobs`, so `jobs` registers `open_jobs_using` with `storage.in_use` as a callback. `apps.py`
+imports this module before Django has loaded the models, so it imports no model.
 """
 
 from __future__ import annotations

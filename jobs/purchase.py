@@ -77,8 +77,8 @@ EXPANDS_ARGUMENTS = "expands_arguments"
 FREE_ESTIMATE_MARK = "probe"
 """Key that marks the stored purchase of a free estimate."""
 MEASURED = "measured"
-"""Key of a free estimate's stored purchase. Its value has the fields of the measured purchase, such as its nodes, that
-the free estimate replaced with its own limits."""
+"""Key of a free estimate's stored purchase. Its value: the nodes, limits and other fields of the measured purchase that
+the free estimate overrides."""
 EXTENSION_MARK = "extends"
 """Key that marks the stored purchase of a quote that extends a notebook. Its value has the id of the notebook (`job`),
 and the `deadline_seconds` and `held_minor` that the notebook had when the quote was made."""
@@ -184,7 +184,7 @@ class Purchase:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a run needs besides a script: image, workspace, datasets and nodes.
+    """What a run is executed with, besides a script: image, workspace, datasets and nodes. Unrelated to scheduling.
 
     An image check (`jobs.checks`) needs only this.
     """
@@ -279,6 +279,7 @@ def purchase_data(purchase: Mapping[str, Any], *, as_bought: bool = False) -> di
     """
     data = dict(purchase)
     if data.pop(FREE_ESTIMATE_MARK, None):
+        # Older versions did not store what they replaced. So only the time limit is undone, which each of them set.
         measured = data.pop(MEASURED, {"max_seconds": None})
         if not as_bought:
             data |= measured
@@ -420,7 +421,7 @@ class LearningRateField(FormField, serializers.CharField):
 class _PlacementSerializer(FormSerializer):
     """Validates the fields that purchases and image checks share. Its context has the `organization`.
 
-    `valid_values` has the valid ones of the fields that were checked before: see `FormSerializer`.
+    `valid_values`: the values of the fields checked so far, without the invalid ones (`FormSerializer`).
     """
 
     def validate_node_spec(self, name: str) -> NodeSpec:
@@ -471,8 +472,8 @@ class _PlacementSerializer(FormSerializer):
         # The ids from the field `dataset_versions`, which is read first. Surplus ids are cut off, because `zip_longest`
         # would pair them with no choice.
         pinned = self.valid_values.get("dataset_versions", [])[: len(choices)]
-        # The versions that are returned replace the pinned ids under `dataset_versions`, the source of this field. A
-        # Purchase has the choices too, so they are stored here.
+        # The field `datasets` has the source `dataset_versions`, so the rows returned here overwrite the pinned ids
+        # under that key. A Purchase has the choices too, so they are stored here.
         self.valid_values["datasets"] = tuple(choices)
         return tuple(self._version(choice, key) for choice, key in zip_longest(choices, pinned))
 

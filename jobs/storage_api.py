@@ -208,7 +208,7 @@ class ResultsView(TenantView):
 
     @extend_schema(operation_id="jobs_results_delete", responses={204: None})
     def delete(self, _request: Request, pk: int) -> Response:
-        """Delete logs, results and checkpoints of an ended job now."""
+        """Delete outputs, checkpoints and logs of an ended job now."""
         results.remove(job=selectors.job_for(self.organization, pk), user=self.membership.user)
         return Response(status=204)
 
@@ -238,7 +238,11 @@ class ArchiveQuerySerializer(serializers.Serializer[Any]):
 
 
 class JobEntrySerializer(serializers.Serializer[Any]):
-    """A file or folder of a job. `size` is in bytes; `modified_at` is null for a folder that does not exist yet."""
+    """A file or folder of a job. `size` is in bytes.
+
+    The three folders at the top, and those of attempts in `logs`, are always listed. `modified_at` is null for those
+    that the job has not created yet.
+    """
 
     path = serializers.CharField()
     size = serializers.IntegerField()

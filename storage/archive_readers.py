@@ -135,7 +135,10 @@ class _ForwardReader:
         self._position = 0
 
     def read(self, size: int) -> bytes:
-        """Return exactly `size` bytes, or fewer at the end. Raises BadArchive above READ_LIMIT, TooLarge."""
+        """Return exactly `size` bytes, or fewer at the end.
+
+        Raises BadArchive if `size` is over READ_LIMIT, and TooLarge if the sum of all reads is over the limit.
+        """
         if not 0 <= size <= READ_LIMIT:
             raise BadArchive
         chunks, remaining = [], size
@@ -177,8 +180,8 @@ def _tar_entries(stream: BinaryIO, limits: ArchiveLimits, *, is_compressed: bool
     declared_bytes = 0
     while member := archive.next():
         archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all headers in memory
-        # The declared sizes serve to refuse an archive early; the writer limits the real ones. A header can declare a
-        # negative size.
+        # The declared sizes serve to refuse an archive early. `storage.archives` limits the real ones when it writes,
+        # and the number of entries. A header can declare a negative size.
         declared_bytes += member.size
         if member.size < 0 or declared_bytes > limits.max_bytes:
             raise TooLarge
@@ -228,7 +231,7 @@ def _zip_entries(stream: BinaryIO, limits: ArchiveLimits) -> Iterator[ArchiveEnt
     """Yield the entries of a zip, in the order of its central directory."""
     with zipfile.ZipFile(_ZipReader(stream)) as archive:
         members = archive.infolist()
-        # The declared sizes serve to refuse an archive early; the writer limits the real ones.
+        # Only to refuse an archive early, as in `_tar_entries`.
         if sum(member.file_size for member in members) > limits.max_bytes:
             raise TooLarge
         for member in members:

@@ -266,7 +266,7 @@ def fetch(upload: Upload) -> None:
             uploads.fail(upload, UploadEnded())
             return
         with s3.open_object(bucket, item, offset=offset) as response:
-            offset = uploads.append_locked(upload, offset, response)
+            offset = uploads.append_locked(upload, offset, response)  # `_fetch_lock` is the lock that it requires
         if offset < upload.size_bytes:
             raise http.client.IncompleteRead(b"", upload.size_bytes - offset)
     try:

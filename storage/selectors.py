@@ -149,7 +149,7 @@ def kept_workspaces(organization: Organization) -> QuerySet[Workspace]:
     return Workspace.objects.filter(organization=organization, removed_at=None)
 
 
-KEPT_BY_KIND: dict[str, Callable[[Organization], QuerySet[Any]]] = {
+KEPT_ITEMS_BY_KIND: dict[str, Callable[[Organization], QuerySet[Any]]] = {
     DatasetVersion.kind: kept_versions,
     ModelVersion.kind: kept_model_versions,
     Workspace.kind: kept_workspaces,
@@ -169,13 +169,13 @@ def binned_files(organization: Organization) -> QuerySet[DeletedFile]:
 
 def usage(organization: Organization) -> Usage:
     """Return the usage of everything that counts against the quota, also of deleted items that can be restored."""
-    querysets = (select_kept(organization) for select_kept in KEPT_BY_KIND.values())
+    querysets = (select_kept(organization) for select_kept in KEPT_ITEMS_BY_KIND.values())
     return _total(*querysets, binned_files(organization), allocations(organization))
 
 
 def usage_by_kind(organization: Organization) -> dict[str, Usage]:
     """Return the usage of datasets, models, workspaces, deleted items, uploads and runs. Their sum is `usage`."""
-    querysets = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
+    querysets = [select_kept(organization) for select_kept in KEPT_ITEMS_BY_KIND.values()]
     datasets, models, workspaces = (_total(rows.filter(deleted_at=None)) for rows in querysets)
     allocated = allocations(organization)
     return {
@@ -192,14 +192,14 @@ def usage_by_kind(organization: Organization) -> dict[str, Usage]:
 
 def deleted(organization: Organization) -> list[Item]:
     """Return the deleted items that can be restored, the largest first."""
-    querysets = [select_kept(organization) for select_kept in KEPT_BY_KIND.values()]
+    querysets = [select_kept(organization) for select_kept in KEPT_ITEMS_BY_KIND.values()]
     items = [item for rows in querysets for item in rows.exclude(deleted_at=None)]
     return sorted(items, key=lambda item: -item.size_bytes)
 
 
 def deleted_item(organization: Organization, kind: str, pk: int) -> Item:
     """Return a deleted item whose files are on the disk. `kind`, from a URL, names its kind. Raises NotFound."""
-    select_kept = KEPT_BY_KIND.get(kind)
+    select_kept = KEPT_ITEMS_BY_KIND.get(kind)
     if select_kept is None or pk > MAX_KEY:
         raise NotFound
     item: Item | None = select_kept(organization).exclude(deleted_at=None).filter(pk=pk).first()

@@ -25,7 +25,7 @@ from storage.trees import ENTRY_BYTES
 class DeletedSerializer(serializers.Serializer[Any]):
     """A deleted item. Until `kept_until` it can be restored, or removed early."""
 
-    kind = serializers.ChoiceField(choices=tuple(selectors.KEPT_BY_KIND))
+    kind = serializers.ChoiceField(choices=tuple(selectors.KEPT_ITEMS_BY_KIND))
     id = serializers.IntegerField()
     name = serializers.CharField()
     size_bytes = serializers.IntegerField()
@@ -53,7 +53,7 @@ class LimitSerializer(serializers.Serializer[Any]):
 
 
 class UsageSerializer(serializers.Serializer[Any]):
-    """Storage usage. Content counts against the quota, plus `entry_bytes` for each file, link and folder."""
+    """Storage usage. `used_bytes`, which count against the quota, are `size_bytes` + `entry_count` x `entry_bytes`."""
 
     quota_bytes = serializers.IntegerField()
     used_bytes = serializers.IntegerField()

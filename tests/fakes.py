@@ -178,11 +178,11 @@ class FakeBackend:
             if self.runs.pop(name, None):
                 self._notify(name)
 
-    def delete_shared(self, key: str) -> None:
+    def delete_shared(self, checkpoint_key: str) -> None:
         with self._answering():
-            shutil.rmtree(self.checkpoint_folder(key), ignore_errors=True)
-            shutil.rmtree(self.output_folder(key), ignore_errors=True)
-            self.checkpoints.discard(key)
+            shutil.rmtree(self.checkpoint_folder(checkpoint_key), ignore_errors=True)
+            shutil.rmtree(self.output_folder(checkpoint_key), ignore_errors=True)
+            self.checkpoints.discard(checkpoint_key)
 
     fill_checkpoints = FolderBackend.fill_checkpoints
 
@@ -243,11 +243,11 @@ class FakeBackend:
     def notebook_socket(self, name: str) -> Path | Tunnel | None:
         return self.run_folder(name) / "run" / SOCKET
 
-    def checkpoint_folder(self, key: str) -> Path:
-        return self.root / ".checkpoints" / key
+    def checkpoint_folder(self, checkpoint_key: str) -> Path:
+        return self.root / ".checkpoints" / checkpoint_key
 
-    def output_folder(self, key: str) -> Path:
-        return self.root / ".outputs" / key
+    def output_folder(self, checkpoint_key: str) -> Path:
+        return self.root / ".outputs" / checkpoint_key
 
     # What a test does to a run
 

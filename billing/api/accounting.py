@@ -17,7 +17,7 @@ from rest_framework.response import Response
 
 from billing import budgets, costs, credit, exports, invoice_pdf, invoices
 from billing.api.files import CsvRenderer, PdfRenderer
-from billing.api.wallet import MAX_LISTED, LineSerializer, wallet_of
+from billing.api.wallet import MAX_LISTED, LineSerializer, wallet_of_view
 from billing.models import CreditGrant, Invoice, InvoiceLine
 from console.accounts.models import Organization, User
 from console.accounts.permissions import TenantView
@@ -160,7 +160,7 @@ class CostsView(TenantView):
     @extend_schema(parameters=[MONTH], responses=CostsSerializer)
     def get(self, request: Request) -> Response:
         """Return a month's costs by day, member, workspace or node spec."""
-        account, month = wallet_of(self), costs.parse_month(request.query_params.get("month", ""))
+        account, month = wallet_of_view(self), costs.parse_month(request.query_params.get("month", ""))
         spends = costs.spending(self.organization, month)
         days = costs.by_day(spends, month, "node_spec").days  # any dimension will do: the amounts are summed below
         spent_minor = sum(spend.amount_minor for spend in spends)
@@ -235,7 +235,7 @@ class VoucherView(TenantView):
         """Redeem a voucher code. Returns the credit."""
         form = VoucherSerializer(data=request.data)
         form.is_valid(raise_exception=True)
-        lot = credit.redeem(account=wallet_of(self), code=form.validated_data["code"], user=self.membership.user)
+        lot = credit.redeem(account=wallet_of_view(self), code=form.validated_data["code"], user=self.membership.user)
         return Response(CreditSerializer(lot).data, status=201)
 
 

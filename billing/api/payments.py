@@ -16,7 +16,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing import auto_topup, customers, payments
-from billing.api.wallet import TopUpSerializer, wallet_of
+from billing.api.wallet import TopUpSerializer, wallet_of_view
 from billing.errors import NoSavedCard
 from billing.messages import payment_failure_sentence
 from billing.models import AutoTopUp
@@ -30,7 +30,7 @@ NO_CARD = _("There is no saved card with this ID.")
 
 
 class CardSerializer(serializers.Serializer[Any]):
-    """A saved card."""
+    """A saved card, or another saved payment method."""
 
     id = serializers.CharField(source="card.method_id")
     brand = serializers.CharField(source="card.brand")
@@ -99,7 +99,7 @@ class CardsView(TenantView):
     @extend_schema(request=None, responses={201: CardPageSerializer})
     def post(self, _request: Request) -> Response:
         """Start saving a card. Returns the URL of the provider's page; nothing is charged there."""
-        url = customers.create_card_page(account=wallet_of(self), email=self.membership.user.email)
+        url = customers.create_card_page(account=wallet_of_view(self), email=self.membership.user.email)
         return Response({"url": url}, status=201)
 
 
@@ -141,7 +141,7 @@ class AutomaticView(TenantView):
     @extend_schema(responses={200: AutomaticSerializer, 204: None})
     def get(self, _request: Request) -> Response:
         """Return the automatic top-up settings, or 204 if there are none."""
-        setup = AutoTopUp.objects.filter(account=wallet_of(self)).first()
+        setup = AutoTopUp.objects.filter(account=wallet_of_view(self)).first()
         return Response(status=204) if setup is None else Response(AutomaticSerializer(setup).data)
 
     @extend_schema(request=AutomaticRequestSerializer, responses={200: AutomaticSerializer, 204: None})
@@ -151,11 +151,11 @@ class AutomaticView(TenantView):
         form.is_valid(raise_exception=True)
         wanted = form.validated_data
         if not wanted["is_on"]:
-            auto_topup.switch_off(account=wallet_of(self))
+            auto_topup.switch_off(account=wallet_of_view(self))
             return self.get(request)
         try:
             auto_topup.switch_on(
-                account=wallet_of(self),
+                account=wallet_of_view(self),
                 threshold_minor=wanted["threshold_minor"],
                 amount_minor=wanted["amount_minor"],
                 method_id=wanted["card"],
@@ -183,7 +183,7 @@ class QuotePaymentView(TenantView):
         require_valid(quote)
         top_up = payments.pay_for(
             quote=quote,
-            account=wallet_of(self),
+            account=wallet_of_view(self),
             user=self.membership.user,
             return_path=reverse("training_paid", args=[quote.pk]),
         )

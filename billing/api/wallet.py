@@ -136,7 +136,7 @@ class WalletView(TenantView):
     @extend_schema(responses=WalletSerializer)
     def get(self, _request: Request) -> Response:
         """Return the balance, the held and the available amount."""
-        return Response(WalletSerializer(wallet_of(self)).data)
+        return Response(WalletSerializer(wallet_of_view(self)).data)
 
 
 class TopUpView(TenantView):
@@ -147,7 +147,7 @@ class TopUpView(TenantView):
     @extend_schema(responses=results_of(TopUpSerializer))
     def get(self, _request: Request) -> Response:
         """List the last 100 top-ups."""
-        newest = wallet_of(self).top_ups.order_by("-created_at")[:MAX_LISTED]
+        newest = wallet_of_view(self).top_ups.order_by("-created_at")[:MAX_LISTED]
         return Response({"results": TopUpSerializer(newest, many=True).data})
 
     @extend_schema(request=TopUpRequestSerializer, responses={201: TopUpSerializer})
@@ -156,7 +156,7 @@ class TopUpView(TenantView):
         form = TopUpRequestSerializer(data=request.data)
         form.is_valid(raise_exception=True)
         top_up = payments.start_top_up(
-            account=wallet_of(self),
+            account=wallet_of_view(self),
             amount_minor=form.validated_data["amount_minor"],
             user=self.membership.user,
             save_card=form.validated_data["save_card"],
@@ -200,7 +200,7 @@ class NodeSpecsView(TenantView):
         return Response({"results": NodeSpecSerializer(selectors.offered_specs(currency), many=True).data})
 
 
-def wallet_of(view: TenantView) -> Account:
+def wallet_of_view(view: TenantView) -> Account:
     """Return the wallet of the organization that sent the request. Raises NoWallet."""
     account = selectors.wallet(view.organization)
     if account is None:

@@ -40,10 +40,11 @@ class StorageBalance(models.Model):
     account = models.OneToOneField(Account, models.PROTECT, related_name="storage_balance", verbose_name=_("account"))
     due_minor = models.DecimalField(_("due"), max_digits=20, decimal_places=6, default=Decimal(0))
     payments = models.PositiveIntegerField(_("payments"), default=0)
-    """Number of charges for storage so far. It makes the reference of each charge's hold unique."""
+    """Number of charges to the wallet for storage so far. It makes the reference of each charge's hold unique."""
     unpaid_since = models.DateTimeField(_("unpaid since"), null=True, blank=True)
     """Time since which at least one whole minor unit is due."""
     mailed_at = models.DateTimeField(_("mailed"), null=True, blank=True)
+    """When the email about the unpaid amount was sent. None again once less than a minor unit is due."""
 
     class Meta:
         verbose_name = _("storage balance")

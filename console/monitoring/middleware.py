@@ -37,6 +37,7 @@ class RequestMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         """Respond to a request; a header of the response has the request's id."""
         started_at = time.perf_counter()
+        # The client's id if it is valid, else a new one.
         request_id = context.request_id(request.META.get(REQUEST_ID_META_KEY, ""))
         client = addresses.resolve_client(request.META)
         with context.bound(request_id=request_id, client=client) as fields:
@@ -103,7 +104,8 @@ def _measure(request: HttpRequest, response: HttpResponseBase, seconds: float) -
     """Count the request, and how long Django took to respond."""
     method, route = request.method if request.method in METHODS else "other", route_of(request)
     buffer.count(HTTP_TOTAL, route=route, method=method, status=str(response.status_code))
-    if not is_event_stream(response):  # its events follow as long as its page is open, so this time says nothing
+    # The events of a stream follow after this time, for as long as its page is open.
+    if not is_event_stream(response):
         buffer.observe(HTTP_SECONDS, seconds, route=route, method=method)
 
 

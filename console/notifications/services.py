@@ -34,8 +34,8 @@ def publish(
 ) -> None:
     """Write a notification in the caller's transaction. Emails and webhooks are sent within seconds after its commit.
 
-    Pages show it to every member who may see the kind. `user` is who ordered the run, sweep or notebook that the
-    notification is about, and gets the email. Other kinds have no `user`.
+    Pages show it to every member who may see the kind. For kinds about a run, sweep or notebook, `user` is who ordered
+    it and gets the email. For all other kinds it is None, and the modules that send their emails choose the recipients.
     """
     Notification.objects.create(
         organization_id=getattr(organization, "pk", organization),
@@ -131,6 +131,7 @@ def _check_url(url: str) -> None:
         has_host = False
     has_valid_characters = url.isascii() and " " not in url
     is_valid = has_host and has_valid_characters and len(url) <= MAX_URL_LENGTH
+    # Tools in the operator's network, which the setting allows, may use plain HTTP (docs/operator-guide/settings.md).
     schemes = {"https", "http"} if settings.WEBHOOK_PRIVATE_ADDRESSES else {"https"}
     if not is_valid or parts.scheme not in schemes or "@" in parts.netloc or parts.fragment:
         raise InvalidInput(fields={"url": _("Enter an address that begins with https:// and names a host.")})

@@ -39,8 +39,8 @@ from runtime.launcher.shell import HEADER, INPUT, RESIZE, SIZE
 logger = logging.getLogger(__name__)
 
 GATE_PATH = "/shell-gate/"
-"""The path of the view that admits shells. It reads the ShellRequest that only a subrequest carries (`Exchange.shell`),
-so it answers 404 to a browser."""
+"""The path of the view that admits shells. It reads the ShellRequest that this module passes to Django within the
+process (`gate.send_subrequest`), so it answers 404 to a browser."""
 MAX_SHELLS = 8
 """How many shells one organization may have open in this process: one for each of a few people and nodes."""
 CHECK_SECONDS = 10.0
@@ -108,8 +108,9 @@ class ShellConnector:
     async def serve(self, job_id: int, node: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Connect a websocket with a new shell until either side ends or admission is lost. Raises Refused."""
         await receive()  # websocket.connect
-        shell = await self._admit(scope, ShellRequest(job_id, node)) if _is_same_origin(scope) else None
+        shell = await self._ask_django(scope, ShellRequest(job_id, node)) if _is_same_origin(scope) else None
         if shell is None:
+            # Without an accept, the browser gets the status 403 in place of the code.
             await send({"type": "websocket.close", "code": CloseCode.NOT_ADMITTED})
             return
         if not self._shell_limit.acquire(shell.organization_id):
@@ -121,7 +122,7 @@ class ShellConnector:
             close_code = await self._connect(shell, ShellRequest(job_id, node), scope, receive, send)
         except Refused as refused:
             if refused.refusal is not CLUSTER_UNAVAILABLE:
-                raise
+                raise  # the page shows its sentence for a shell that could not be opened
             await send({"type": "websocket.accept"})
             close_code = CloseCode.CLUSTER_UNAVAILABLE
         finally:
@@ -134,13 +135,13 @@ class ShellConnector:
         """Open a shell and serve it to its end; return why it ended. Raises Refused."""
         async with open_connection(shell.address) as (reader, writer):
             # The audit log gets the opening only now, when the node has answered.
-            if await self._admit(scope, replace(request, is_new=True)) is None:
+            if await self._ask_django(scope, replace(request, is_new=True)) is None:
                 return CloseCode.NOT_ADMITTED
             started_at, close_code = time.monotonic(), CloseCode.DISCONNECTED
             try:
                 await send({"type": "websocket.accept"})
                 terminal = Terminal(reader, writer, receive, send)
-                close_code = await terminal.run(lambda: self._admit(scope, request))
+                close_code = await terminal.run(lambda: self._ask_django(scope, request))
             finally:
                 writer.close()  # the node sends the shell SIGHUP
                 end = ShellEnd(shell, REASONS[close_code], round(time.monotonic() - started_at))
@@ -148,7 +149,7 @@ class ShellConnector:
                 await asyncio.shield(self._record_end(scope, replace(request, end=end)))
         return close_code
 
-    async def _admit(self, scope: Scope, request: ShellRequest) -> AdmittedShell | None:
+    async def _ask_django(self, scope: Scope, request: ShellRequest) -> AdmittedShell | None:
         """Send Django a request about a shell; return the shell, or None if the browser may not, or no longer, use it.
 
         Raises Refused if the console is busy.
@@ -164,18 +165,18 @@ class ShellConnector:
         """Have Django write the end of a shell to the audit log. Repeat this until the console is not too busy."""
         while True:
             with suppress(Refused):
-                await self._admit(scope, request)
+                await self._ask_django(scope, request)
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
 
 @asynccontextmanager
 async def open_connection(
-    address: Path | ShellTunnel,
+    endpoint: Path | ShellTunnel,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a new shell. Raises Refused."""
-    if isinstance(address, Path):
-        with verified_socket(address) as path:
+    """Connect to a new shell. Raises Refused: CLUSTER_UNAVAILABLE, or TOOL_ENDED, whose text no websocket shows."""
+    if isinstance(endpoint, Path):
+        with verified_socket(endpoint) as path:  # a socket and no link, by a path of allowed length
             try:
                 reader, writer = await asyncio.open_unix_connection(path, limit=READ_BYTES)
             except OSError as error:
@@ -187,7 +188,7 @@ async def open_connection(
         return
     async with AsyncExitStack() as resources:
         try:
-            streams = await resources.enter_async_context(address())
+            streams = await resources.enter_async_context(endpoint())
         except (RuntimeFault, OSError) as error:
             logger.warning("A shell cannot be opened: %s", error)
             raise Refused(CLUSTER_UNAVAILABLE if isinstance(error, BackendUnavailable) else proxy.TOOL_ENDED) from error

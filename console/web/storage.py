@@ -64,7 +64,7 @@ def storage_usage(request: MemberRequest) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def storage_restore(request: MemberRequest, kind: str, pk: int) -> HttpResponse:
-    """Restore a deleted item. `kind` is a key of `selectors.KEPT_BY_KIND`."""
+    """Restore a deleted item. `kind` is a key of `selectors.KEPT_ITEMS_BY_KIND`."""
     item = selectors.deleted_item(request.membership.organization, kind, pk)
     with errors_as_message(request):
         retention.restore(item=item, user=request.membership.user)
@@ -75,7 +75,7 @@ def storage_restore(request: MemberRequest, kind: str, pk: int) -> HttpResponse:
 @require_POST
 @member(Capability.STORE)
 def storage_remove(request: MemberRequest, kind: str, pk: int) -> HttpResponse:
-    """Remove a deleted item permanently. `kind` is a key of `selectors.KEPT_BY_KIND`."""
+    """Remove a deleted item permanently. `kind` is a key of `selectors.KEPT_ITEMS_BY_KIND`."""
     item = selectors.deleted_item(request.membership.organization, kind, pk)
     with errors_as_message(request):
         retention.remove(item=item, user=request.membership.user)

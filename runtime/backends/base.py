@@ -100,11 +100,11 @@ class Backend(Protocol):
     def delete(self, name: str) -> None:
         """Remove every trace of the run, killing its processes. An unknown run is fine.
 
-        Checkpoints and outputs that attempts share under a checkpoint key (`RunSpec.checkpoint_key`, the `key` of the
-        calls below) stay for later attempts.
+        Checkpoints and outputs that attempts share under a checkpoint key (`RunSpec.checkpoint_key`) stay for later
+        attempts.
         """
 
-    def delete_shared(self, key: str) -> None:
+    def delete_shared(self, checkpoint_key: str) -> None:
         """Remove the checkpoints and outputs that attempts share under this key. An unknown key is fine."""
 
     def names(self, *, live: bool = False) -> list[str]:
@@ -172,13 +172,13 @@ class Backend(Protocol):
         Customer code writes there, so treat the contents as hostile: read them without following links.
         """
 
-    def checkpoint_folder(self, key: str) -> Path:
+    def checkpoint_folder(self, checkpoint_key: str) -> Path:
         """Return the checkpoint folder that attempts share under this key.
 
         Its contents are hostile, as in `run_folder`.
         """
 
-    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+    def fill_checkpoints(self, checkpoint_key: str, copy: Callable[[Path], None]) -> None:
         """Replace the checkpoints under this key by the files that `copy` writes into an empty folder.
 
         Call this only for a key that no run has used. Runs may change the copied files later, so `copy` must not link
@@ -186,7 +186,7 @@ class Backend(Protocol):
         (from_checkpoint) if storage is not shared.
         """
 
-    def output_folder(self, key: str) -> Path:
+    def output_folder(self, checkpoint_key: str) -> Path:
         """Return the output folder (OUTPUT_DIR) that attempts share under this key.
 
         Its contents are hostile, as in `run_folder`.

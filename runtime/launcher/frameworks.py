@@ -60,7 +60,7 @@ def tensorflow_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
     """Return the variables for `hvd.init()`.
 
-    With the Gloo controller, `horovod_store` on node 0 is the key-value server.
+    With the Gloo controller, the launcher of node 0 serves the key-value store (`runtime.launcher.horovod_store`).
 
     Host names must differ between nodes, since Horovod groups ranks into nodes by them. With MPI, mpirun's own
     variables assign ranks.
@@ -79,7 +79,7 @@ def horovod_environment(plan: Plan, local_rank: int) -> Dict[str, str]:
 def _gloo_variables(plan: Plan, local_rank: int) -> Dict[str, str]:
     """Return the variables of the Gloo controller, which horovodrun would set, without the prefix HOROVOD_."""
     values = {
-        # A node keeps its host name in later rounds, although its number may change.
+        # A node keeps its host name in later rounds, although its number may change. `original_node` is -1 in round 0.
         "HOSTNAME": plan.host(plan.node if plan.original_node < 0 else plan.original_node),
         "RANK": str(plan.rank(local_rank)),
         "SIZE": str(plan.world_size),

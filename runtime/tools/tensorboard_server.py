@@ -51,7 +51,7 @@ class InheritedSocket(program.TensorBoardServer):  # type: ignore[misc]  # Tenso
         self._server.serve_forever()
 
     def get_url(self) -> str:
-        """Return an address. TensorBoard writes its port to a file in /tmp, which nothing reads."""
+        """Return a placeholder. TensorBoard takes only a port from it, for a file in /tmp that nothing reads."""
         return "http://localhost:0/"
 
 

@@ -197,10 +197,10 @@ class KubernetesBackend:
         if self._folders is not None:
             self._folders.remove(name)  # what Pods have written since
 
-    def delete_shared(self, key: str) -> None:
+    def delete_shared(self, checkpoint_key: str) -> None:
         """See `Backend.delete_shared`."""
         if self._folders is not None:
-            self._folders.remove_shared(key)
+            self._folders.remove_shared(checkpoint_key)
 
     def names(self, *, live: bool = False) -> list[str]:
         """See `Backend.names`. Also deletes abandoned submissions and, unless `live`, unused launchers.
@@ -315,19 +315,19 @@ class KubernetesBackend:
         """See `Backend.notebook_socket`. Returned even if there is no such run: opening it then raises RunNotFound."""
         return functools.partial(self._notebooks.open, name)
 
-    def checkpoint_folder(self, key: str) -> Path:
+    def checkpoint_folder(self, checkpoint_key: str) -> Path:
         """See `Backend.checkpoint_folder`."""
-        return self._root / ".checkpoints" / key
+        return self._root / ".checkpoints" / checkpoint_key
 
-    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+    def fill_checkpoints(self, checkpoint_key: str, copy: Callable[[Path], None]) -> None:
         """See `Backend.fill_checkpoints`."""
         if self._folders is None:
             raise InvalidSpec("The cluster's storage is not shared with the console.", field="from_checkpoint")
-        self._folders.fill_checkpoints(key, copy)
+        self._folders.fill_checkpoints(checkpoint_key, copy)
 
-    def output_folder(self, key: str) -> Path:
+    def output_folder(self, checkpoint_key: str) -> Path:
         """See `Backend.output_folder`. Does not exist if storage is not shared."""
-        return self._root / ".outputs" / key
+        return self._root / ".outputs" / checkpoint_key
 
     # Helpers
 

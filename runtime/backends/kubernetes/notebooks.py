@@ -78,7 +78,7 @@ class NotebookTunnels:
                         self._remember(name, path)  # so the next turn of the loop connects
                     else:
                         await asyncio.sleep(_RETRY_SECONDS)
-        except (OSError, WebSocketException, BackendUnavailable) as error:
+        except (OSError, WebSocketException, BackendUnavailable) as error:  # OSError includes the timeout
             self._paths.pop(name, None)  # the Pod may have ended, so the next call looks it up again
             reason = str(error) or type(error).__name__
             logger.warning("The notebook of the run '%s' cannot be reached: %s", name, reason)

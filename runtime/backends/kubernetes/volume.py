@@ -126,11 +126,11 @@ class RunFolders:
         trash.move_in(self.root / name)
         trash.empty()
 
-    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+    def fill_checkpoints(self, checkpoint_key: str, copy: Callable[[Path], None]) -> None:
         """Replace the checkpoints under this key by those that `copy` writes, and let Pods change them."""
         for parent in _SHARED_FOLDERS:
             (self.root / parent).mkdir(parents=True, exist_ok=True, mode=0o711)
-        folder = self.root / ".checkpoints" / key
+        folder = self.root / ".checkpoints" / checkpoint_key
         remove_tree(folder)
         self._create_for_pods(folder)
         try:
@@ -142,11 +142,11 @@ class RunFolders:
             remove_tree(folder)
             raise
 
-    def remove_shared(self, key: str) -> None:
+    def remove_shared(self, checkpoint_key: str) -> None:
         """Remove the checkpoints and outputs that attempts share under this key."""
         for parent in _SHARED_FOLDERS:
-            folder = self.root / parent / key
-            if CHECKPOINT_KEY.match(key) and folder.is_dir():
+            folder = self.root / parent / checkpoint_key
+            if CHECKPOINT_KEY.match(checkpoint_key) and folder.is_dir():
                 remove_tree(folder)
 
     def _create_for_pods(self, folder: Path) -> None:

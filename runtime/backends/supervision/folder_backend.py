@@ -52,7 +52,10 @@ class FolderBackend:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _find(self, name: str) -> RunOnDisk:
-        """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
+        """Return a handle on this run without checking that it exists.
+
+        Raises RunNotFound for a name that no run's folder can have.
+        """
         raise NotImplementedError
 
     def describe(self, name: str) -> RunStatus:
@@ -106,15 +109,15 @@ class FolderBackend:
         del name, deadline_seconds
         raise extension_error()
 
-    def delete_shared(self, key: str) -> None:
+    def delete_shared(self, checkpoint_key: str) -> None:
         """See `Backend.delete_shared`."""
-        self._trash.move_in(self.checkpoint_folder(key))
-        self._trash.move_in(self.output_folder(key))
+        self._trash.move_in(self.checkpoint_folder(checkpoint_key))
+        self._trash.move_in(self.output_folder(checkpoint_key))
         self._trash.empty()
 
-    def fill_checkpoints(self, key: str, copy: Callable[[Path], None]) -> None:
+    def fill_checkpoints(self, checkpoint_key: str, copy: Callable[[Path], None]) -> None:
         """See `Backend.fill_checkpoints`."""
-        folder = self.checkpoint_folder(key)
+        folder = self.checkpoint_folder(checkpoint_key)
         remove_tree(folder)
         folder.mkdir(parents=True, mode=0o700)
         try:
@@ -139,7 +142,7 @@ class FolderBackend:
 
     def environment(self, spec: RunSpec, rank: int) -> dict[str, str]:
         """See `Backend.environment`."""
-        # Ports are chosen at submission; the protocol promises 0 in their place.
+        # Ports are chosen at submission, so `Backend.environment` promises 0 in their place.
         ports = {"master_port": 0, "worker_ports": [0] * launch_plan.ports_needed(spec)["worker_ports"]}
         plan = Plan.from_data({**launch_plan.topology_fields(spec), **ports, "node": rank // spec.workers_per_node})
         return rank_environment(plan, rank % spec.workers_per_node)
@@ -153,13 +156,13 @@ class FolderBackend:
         del name
         return None
 
-    def checkpoint_folder(self, key: str) -> Path:
+    def checkpoint_folder(self, checkpoint_key: str) -> Path:
         """See `Backend.checkpoint_folder`."""
-        return self._root / ".checkpoints" / key
+        return self._root / ".checkpoints" / checkpoint_key
 
-    def output_folder(self, key: str) -> Path:
+    def output_folder(self, checkpoint_key: str) -> Path:
         """See `Backend.output_folder`."""
-        return self._root / ".outputs" / key
+        return self._root / ".outputs" / checkpoint_key
 
     def _checkpoint_and_output_folders(self, run: RunOnDisk, spec: RunSpec) -> tuple[Path, Path]:
         """Return the two folders: those that attempts share under the run's checkpoint key, or else the run's own."""

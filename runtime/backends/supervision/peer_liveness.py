@@ -1,5 +1,7 @@
 """Detect by their records whether the supervisors of a run's other nodes are alive.
 
+Only for runs whose supervisors are all on this machine: a process can neither see nor kill those on other machines.
+
 A supervisor updates its record's modification time as a heartbeat. If its process has ended, its node is lost. If the
 record has not changed for `SILENCE_SECONDS`, the supervisor is frozen. The first process that notices this, another
 supervisor or the console, creates the file `nodes/<node>.silent` and kills the supervisor; the kernel then ends the
@@ -24,9 +26,9 @@ second; on a busy machine some may be late."""
 _CHECK_SECONDS = 1.0
 """Interval between two checks of the other records, as long as the interval of heartbeats."""
 _RECHECK_SECONDS = 2.5
-"""How long to wait for one more heartbeat before a supervisor is killed. A supervisor may have been resumed just now,
-for example after the machine's sleep. Such a supervisor survives, since this is more than two intervals of heartbeats.
-"""
+"""How long `is_silent` waits for one more heartbeat. A supervisor may have been resumed just now, for example after the
+machine's sleep. Such a supervisor survives, since this is more than two intervals of heartbeats. `PeerWatch` need not
+wait, because its clock stops while the machine sleeps, and it measures anew after a late check of its own."""
 
 
 class PeerWatch:

@@ -1,8 +1,8 @@
 """Receive the signals of a pod's first process as events, and find out which of them come from outside the pod.
 
-Customer code has the same user and may send any signal, so signals from inside are ignored. The kubelet sends its
-signals from another pid namespace. The kernel then reports pid 0 as the sender, and SI_USER (an ordinary `kill`) as the
-code. No process inside can forge both.
+Customer code has the same user and may send any signal, so requests to stop that come from inside are ignored. The
+kubelet sends its signals from another pid namespace. The kernel then reports pid 0 as the sender, and SI_USER (an
+ordinary `kill`) as the code. No process inside can forge both.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SIGSET_BYTES = 128
 _SIGNALFD_INFO = struct.Struct("IiiI112x")
 """`struct signalfd_siginfo`: signal, errno, code, pid of the sender; 128 bytes."""
 _MAX_SIGNALS_READ = 32
-"""Maximum number of signals that one call reads. At most one of each handled number is pending, so there
-are fewer."""
+"""Maximum number of signals that one call reads. At most one of each handled number is pending, so one call reads them
+all."""
 _SI_USER = 0
 
 
 class Signal(NamedTuple):
     """One signal. `is_from_outside`: its sender is in another pid namespace.
 
-    If this process is not the first of its own namespace, the kernel does not distinguish senders. Then every signal
-    counts as from outside.
+    If this process is not the first of its namespace, as in a pod with `shareProcessNamespace`, the sender of a request
+    to stop may be in the same namespace. Then every signal counts as from outside.
     """
 
     number: int

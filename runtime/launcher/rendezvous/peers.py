@@ -68,7 +68,7 @@ class Peers:
         self._selector.register(listener, EVENT_READ, self)
 
     def join(self, address: Tuple[str, int]) -> None:
-        """Connect to the hub, now or in a later `events(None)`.
+        """Connect to the hub, now or later, when `events` handles its timers.
 
         Calling this again with a new address replaces the old one.
         """
@@ -275,7 +275,11 @@ class Peers:
 
 
 def _proof(token: str, nonce: str) -> str:
-    """Return the answer to a hello. It proves that the sender knows the token, without sending the token."""
+    """Return the proof that the hub knows the token, which a node checks: see the module's docstring.
+
+    It guards against an accident, another run's hub at an old address. It does not keep the token secret: the node has
+    already sent the token in its hello.
+    """
     return hmac.new(token.encode(), b"welcome " + nonce.encode("utf-8", "replace"), "sha256").hexdigest()
 
 

@@ -1,9 +1,9 @@
 """Watch the ranks of one node: take samples for the console, and detect hangs together with the other nodes.
 
 Every node reads its processes and sends its progress to the hub, which is node 0. If the hub's
-`hang_detector.HangDetector` asks for an inspection, all nodes inspect their ranks. When the run hangs, all nodes
-capture stacks before the run ends. The launcher's loop (`agent`) calls this module, which never waits. It reports a
-hang to the agent, which then ends the run.
+`hang_detector.HangDetector` asks for an inspection, all nodes capture stacks to learn which ranks wait (`RankState`).
+When the run hangs, all nodes capture stacks again, for the run's owner. The launcher's loop (`agent`) calls this
+module, which never waits. It reports a hang to the agent, which then ends the run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 from ..protocol import Message, new_cause
 from ..step_timer import Counts, read_counts
+from ..topology import Plan
 from ..worker_group import Rank
 from .gpus import Gpus
 from .hang_detector import (
@@ -68,13 +69,13 @@ class RankCpu(NamedTuple):
 class NodeWatch:
     """Watches the ranks of one node.
 
-    `plan` is the node's `topology.Plan`, and `devices` are its GPUs. `report` sends a message to the supervisor, `send`
+    `plan` is the node's plan at submission; `devices` are its GPUs. `report` sends a message to the supervisor, `send`
     to the other nodes. Call `handle_timers` at least once a second while ranks run, and `handle_message` with every
     message of another node.
     """
 
     def __init__(
-        self, plan: Any, devices: Sequence[str], *, report: Callable[[Message], None], send: Callable[[Message], None]
+        self, plan: Plan, devices: Sequence[str], *, report: Callable[[Message], None], send: Callable[[Message], None]
     ) -> None:
         self._plan = plan
         self._report = report
@@ -132,11 +133,14 @@ class NodeWatch:
         self._has_printed = True
 
     def note_cpu_work(self) -> None:
-        """Note that this node is working, which is a sign of progress, even if the processes that worked have ended."""
+        """Note a sign of progress: the supervisor has measured that this node works, even in processes that ended."""
         self._is_using_cpu = True
 
     def add_cpu_seconds(self, core_seconds: float) -> None:
-        """Add CPU time of this node since the last call, as the kernel counts it. A hang's bill is based on it."""
+        """Add this node's CPU time since the last call, as the supervisor has measured it.
+
+        This alone is no sign of progress. A hang's bill is based on it.
+        """
         self._counted_cpu_seconds += core_seconds
 
     def note_finished(self, node: int) -> None:
@@ -209,10 +213,12 @@ class NodeWatch:
             self._report_sample(reading, counts)
         if self._plan.hang_seconds and self._last_reading is not None:
             activity = self._measure_activity(self._last_reading, reading, counts)
+            # The tracker compares the planned interval with `activity.seconds`, to recognize a late reading.
             progress = self._tracker.add_activity(now, activity, self._interval)
             self._report_progress(progress)
-            # The inspection of a spinning run compares threads with this reading. Inspections begin after half of
-            # `hang_seconds` (`HangDetector.should_inspect`), so the reading is taken after a quarter.
+            # Ranks may use CPU time only to wait (spin). To detect this, an inspection compares the CPU time of each
+            # thread with `_rank_cpu`. Inspections of a spinning run begin after half of `hang_seconds`
+            # (`HangDetector.should_inspect`), so `_rank_cpu` is read after a quarter.
             if progress.stalled_seconds < self._plan.hang_seconds / 4:
                 self._rank_cpu = {}
             elif not self._rank_cpu:
@@ -286,7 +292,9 @@ class NodeWatch:
 
     def _report_progress(self, progress: NodeProgress) -> None:
         """Report progress to the supervisor, which stores its time, and to the hub, which detects hangs."""
-        at = time.time() - progress.idle_seconds  # computing counts as progress here, unlike in `stalled_seconds`
+        # `idle_seconds` is the time since the last sign of progress of any kind. Not `stalled_seconds`, which ignores
+        # computing.
+        at = time.time() - progress.idle_seconds
         if at >= self._reported_progress_at + _MIN_CHECK_SECONDS:
             self._reported_progress_at = at
             self._report({"type": "progress", "at": round(at, 3)})
@@ -305,8 +313,8 @@ class NodeWatch:
         self._hang = self._detector.find_hang(now)
         if self._hang is not None:
             other_nodes = self._detector.other_nodes(self._plan.node)
-            # Time in which the code computed is paid, even if it only spun: only stacks show that it spun, and the code
-            # could fake them.
+            # The bill ends at the last computing, even if that was only spinning. Only stacks could prove spinning, and
+            # the code could fake stacks to be charged less.
             self._progress_at = time.time() - self._detector.idle_seconds
             # The bill counts seconds of the whole run, so the idle period's CPU seconds are divided by the run's cores.
             cores = (self._plan.cpus or 1.0) * (1 + len(other_nodes))
@@ -318,7 +326,7 @@ class NodeWatch:
 
     def _start_capture(self, now: float) -> None:
         self._capture = StackCapture({rank.rank_id: CaptureTarget(rank.pid, rank.report_fd) for rank in self._ranks})
-        for rank in self._ranks:
+        for rank in self._ranks:  # ranks write their stacks to the pipe of their reports to this launcher
             rank.on_report_data = self._read_stacks
         self._capture.start(now)
 
@@ -394,6 +402,7 @@ class NodeWatch:
         rank_field: Dict[str, int] = {}  # without a rank, the cause has no such field
         if 0 < len(ranks_not_waiting) < len(hang.states):
             # Report the first rank that does not wait: the others wait for it.
+            # A `rank_id` is the rank's number at submission, as is `_plan`, so this holds in all rounds.
             rank_id = ranks_not_waiting[0]
             node, rank_field = rank_id // self._plan.workers, {"rank": rank_id}
             data.update(rank=rank_id, where=hang.states[rank_id].place)
