@@ -130,6 +130,9 @@ def new_code() -> str:
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
     """Redeem a voucher code and return the granted lot. Raises VoucherRefused, also after too many wrong codes."""
+    # Each service account is a user of its own. With several of them, a person could exceed the limits per person.
+    if ServiceAccount.objects.filter(membership__user=user).exists():
+        raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))
     # A person is limited in all organizations together, because anybody can create organizations.
     failures_keys = (f"voucher-tries:{account.organization_id}", f"voucher-tries:user:{user.pk}")
     if any(int(count) >= MAX_WRONG_CODES for count in cache.get_many(failures_keys).values()):
@@ -157,9 +160,6 @@ def _redeem_voucher(account: Account, code: str, user: User) -> CreditGrant:
         raise _refused(_("This voucher code does not exist. Check it for typing errors."))
     if voucher.expires_at and voucher.expires_at <= now:
         raise _refused(_("This voucher could be redeemed until %(date)s.") % {"date": f"{voucher.expires_at:%Y-%m-%d}"})
-    # Each service account is a user of its own. With several of them, a person could exceed the limit per person below.
-    if ServiceAccount.objects.filter(membership__user=user).exists():
-        raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))
     if voucher.currency != account.currency:
         raise _refused(
             _("This voucher is in %(theirs)s, but your wallet is in %(ours)s.")
