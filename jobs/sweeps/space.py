@@ -78,11 +78,12 @@ class Parameter:
             return self.choices
         if self.step is None:
             raise InvalidSpace(self.name, _("A grid needs choices or a step for each parameter."))
-        # 1e-9 is added, because the quotient may be a little too small: 0.3 / 0.1 is below 3.
-        steps = (self.high - self.low) / self.step + 1e-9
+        # 1e-9 is added, because a quotient of floats may be a little too small: 0.3 / 0.1 is below 3.
+        steps = (self.high - self.low) / self.step + (0 if self.kind == "int" else 1e-9)
         if steps >= MAX_GRID_TRIALS:  # compared as a float, which may be infinite
             raise InvalidSpace(self.name, _("A grid has at most %(limit)d trials.") % {"limit": MAX_GRID_TRIALS})
-        values = [self.low + index * self.step for index in range(math.floor(steps) + 1)]
+        # The last value may exceed the range by that little.
+        values = [min(self.low + index * self.step, self.high) for index in range(math.floor(steps) + 1)]
         # Rounded to twelve digits, because binary fractions are inexact: 0.1 + 2 * 0.1 should be 0.3.
         return tuple(round(value) if self.kind == "int" else float(f"{value:.12g}") for value in values)
 

@@ -266,8 +266,9 @@ def _distribution(parameter: Parameter, *, has_steps: bool) -> BaseDistribution:
     if parameter.kind == "categorical":
         return CategoricalDistribution(list(parameter.choices))
     if parameter.kind == "int":
-        low, high = int(parameter.low), int(parameter.high)
-        return IntDistribution(low, high, log=parameter.log, step=int(parameter.step or 1))
+        low, step = int(parameter.low), int(parameter.step or 1)
+        high = low + (int(parameter.high) - low) // step * step  # Optuna warns if the last value is no step
+        return IntDistribution(low, high, log=parameter.log, step=step)
     if parameter.step and not has_steps:
         margin = RELATIVE_ROUNDING * max(abs(parameter.low), abs(parameter.high))
         return FloatDistribution(parameter.low - margin, parameter.high + margin)

@@ -84,12 +84,20 @@ def test_a_grid_has_each_combination_once_and_only_parameters_that_apply():
             grid(parse(given))
 
 
-def test_the_values_of_a_grid_may_be_rounded_off_its_steps():
-    space = parse({"x": {"type": "float", "low": 1 / 3, "high": 3, "step": 1 / 3}})
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "step", "count"),
+    [
+        ("float", 1 / 3, 3, 1 / 3, 9),  # the values are rounded off the steps
+        ("float", 0, 1, 0.25000000005, 5),  # four steps exceed the range by 2e-10
+        ("int", 0, 1_999_999_999, 250_000_000, 8),
+    ],
+)
+def test_a_grid_stays_in_its_range_also_if_its_steps_do_not_fit(kind, low, high, step, count):
+    space = parse({"x": {"type": kind, "low": low, "high": high, "step": step}})
     past = [PastTrial(values, values["x"], is_ended=True, metric_values=[values["x"]]) for values in grid(space)]
-    assert past[0].parameters["x"] < 1 / 3
+    assert len(past) == count
     assert importance(space=space, goal="minimize", trials=past) == {"x": 1.0}
-    trials = [*past, PastTrial(past[0].parameters, metric_values=[9.0])]
+    trials = [*past, PastTrial(past[0].parameters, metric_values=[1e10])]
     assert judge(space=space, goal="minimize", pruner=Pruner.MEDIAN, trials=trials, number=len(past)).is_pruned
 
 
