@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from contextlib import suppress
@@ -36,7 +37,8 @@ def request_apply_events() -> None:
     if not _is_request_due.is_set():
         _is_request_due.set()
         try:
-            threading.Timer(BURST_SECONDS, _send_apply_events).start()
+            # In the request's context, whose id and trace Celery passes on to the task.
+            threading.Timer(BURST_SECONDS, contextvars.copy_context().run, (_send_apply_events,)).start()
         except RuntimeError:  # the process may start no more threads; beat sends the task every 15 seconds
             _is_request_due.clear()
 

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from billing import events, gateway, tasks
 from billing.errors import BadSignature
 from billing.models import StripeEvent, TopUp
-from console.observability import redis_client
+from console.observability import context, redis_client
 from tests.factories.billing import TopUpFactory, session_event, signed
 
 EVENT = {"id": "evt_1", "type": "checkout.session.completed", "object": "event"}
@@ -115,6 +115,16 @@ class TestDelivery:
         deliver(client, session_event(TopUpFactory()))
         await_timers()
         assert sent == [tasks.apply_events] * 2
+
+    def test_of_a_burst_sends_one_task_with_the_request_id(self, client, sent, monkeypatch):
+        monkeypatch.setattr(tasks, "BURST_SECONDS", 3600)
+        ids = []
+        monkeypatch.setattr(tasks, "send", lambda _task: ids.append(context.task_fields()["request_id"]))
+        answers = [deliver(client, session_event(TopUpFactory())) for _ in range(3)]
+        (timer,) = (thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))
+        timer.cancel()
+        timer.function(*timer.args)
+        assert ids == [answers[0]["X-Request-Id"]]
 
     @pytest.mark.usefixtures("sent")  # no task is sent: the test applies the events
     def test_with_another_body_does_not_change_a_stored_event(self, client):
