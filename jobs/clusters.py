@@ -196,8 +196,9 @@ def record_status(*, name: str, answers: bool, detail: str = "") -> None:
     if not same_answer.update(checked_at=now, detail=detail):
         values = {"answers": answers, "since": now, "checked_at": now, "detail": detail}
         ClusterStatus.objects.update_or_create(name=name, defaults=values)
-        # `jobs.waiting` reads `answers` from the snapshots.
-        CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name)).update(answers=answers)
+    # `jobs.waiting` reads `answers` from the snapshots. A pass of the scheduler may have stored another answer there.
+    snapshots = CapacitySnapshot.objects.filter(node_spec__cluster__in=stored_names(name))
+    snapshots.filter(answers=not answers).update(answers=answers)
 
 
 def drain_reason(name: str) -> str:

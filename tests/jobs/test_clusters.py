@@ -11,13 +11,14 @@ from django.utils import timezone
 from billing.models import NodeSpec, Receipt
 from jobs import circuit_breaker, clusters, dispatch, images, orders, reconciliation, results, selectors, tasks
 from jobs.clusters import cluster, stored_names
-from jobs.models import Attempt, ClusterStatus, Job
+from jobs.models import Attempt, CapacitySnapshot, ClusterStatus, Job
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.local.backend import LocalBackend
 from runtime.backends.slurm.config import SlurmConfig
 from runtime.errors import BackendUnavailable
 from runtime.specs import Outcome, Resources, RunPhase
 from tests.caching import clear_cache
+from tests.factories.billing import NodeSpecFactory
 from tests.factories.jobs import Customer
 from tests.fakes import FakeBackend
 from tests.jobs.queueing import states, waiting
@@ -270,6 +271,10 @@ def test_the_status_of_a_cluster_is_stored_when_it_changes(db):
     clusters.record_status(name="west", answers=False, detail="No route.")
     status = ClusterStatus.objects.get()
     assert (status.answers, status.detail, status.since > began) == (False, "No route.", True)
+    snapshot = CapacitySnapshot.objects.create(node_spec=NodeSpecFactory(cluster="west"))
+    clusters.record_status(name="west", answers=False)
+    snapshot.refresh_from_db()
+    assert not snapshot.answers  # whatever a pass of the scheduler has stored
     # A cluster without a stored status counts as one that answers.
     assert (clusters.does_answer("west"), clusters.does_answer("east")) == (False, True)
 
