@@ -156,6 +156,7 @@ document.addEventListener("click", (event) => {
   }
   field("workers_per_node").value = chooseWorkers;
   field("nodes").value = chooseNodes;
+  if (Number(field("min_nodes").value) > Number(chooseNodes)) field("min_nodes").value = chooseNodes;
   field("nodes").dispatchEvent(new Event("change", { bubbles: true }));
 });
 
