@@ -105,10 +105,16 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
 
 
 def _ordered_by(order: Order, placement: Placement) -> bool:
-    """Return whether an order is a check with this placement."""
-    fields = placement.to_json()
-    del fields["resolved_datasets"]  # newer versions may have been published since the order
-    return order.job.is_check and fields.items() <= order.quote.purchase.items()
+    """Return whether an order is a check of this image on these nodes.
+
+    The workspace and the versions of datasets are not compared: their defaults may have changed since the order.
+    """
+    job, chosen = order.job, placement
+    return (
+        job.is_check
+        and (job.image_id, job.node_spec_id) == (chosen.image.pk, chosen.node_spec.pk)
+        and (job.nodes, job.workers_per_node) == (chosen.nodes, chosen.workers_per_node)
+    )
 
 
 def checklist(job: Job) -> list[CheckItem]:
