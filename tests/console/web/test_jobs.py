@@ -22,8 +22,8 @@ def text(answer):
     return re.sub(r"\s+", " ", answer.text)
 
 
-def page(client, job):
-    return text(client.get(reverse("job_detail", args=[job.pk])))
+def page(client, job, **query):
+    return text(client.get(reverse("job_detail", args=[job.pk]), query))
 
 
 def rerun(client, job):
@@ -168,6 +168,8 @@ def test_a_cancel_says_what_it_costs_and_whether_code_can_write_a_checkpoint(cus
     retried = customer.end(retried, Outcome.CODE_FAILED)  # waits for its second attempt
     free = free_estimates.order_free_estimate(membership=customer.membership, data=customer.form()).job
     start(free)
+    assert "This run is free." in page(owner_page, free, tab="cost")
+    assert "Charging starts when all nodes run" in page(owner_page, running, tab="cost")
     checkpoint = "Your code has a short time to write a checkpoint."
     for job, question, answer in (
         (queued, "It has not started, so it is free.", "The run was cancelled. It was free."),
