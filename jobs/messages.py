@@ -173,6 +173,10 @@ FAILURE_SENTENCES: dict[str, Any] = {
         "The run's own processes stopped the launcher on node %(node)s. Send signals only to processes "
         "that your code starts."
     ),
+    FailureCode.RANKS_NOT_STARTED: gettext_lazy(
+        "Not all ranks of node %(node)s started, although other ranks of the run did. Let mpirun run until all ranks "
+        "have started."
+    ),
     FailureCode.NOT_STARTED: gettext_lazy("The platform could not start the run."),
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),

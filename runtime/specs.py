@@ -303,6 +303,8 @@ class FailureCode(enum.StrEnum):
     """The layers of the image are invalid. `data`: `image`, `detail`."""
     LAUNCHER_KILLED = "launcher_killed"
     """A launcher died or stopped answering while its supervisor lived, so the customer's code is held responsible."""
+    RANKS_NOT_STARTED = "ranks_not_started"
+    """Some ranks did not start although others ran, whose code is held responsible."""
     PLATFORM_ERROR = "platform_error"
     REFUSED = "refused"
     """Set by the console: the cluster rejected the spec; `data`: `field`, the field at fault."""
@@ -413,10 +415,10 @@ class RunStatus:
     """The status of a run. Times are Unix seconds by the backend's clock.
 
     The metered time runs from `started_at`, when the last node began to run, to `finished_at`, when the last process
-    ended. `started_at` stays None for a run that never ran on all its nodes. If an elastic run begins without some of
-    its nodes, only the others count. `spans` cover the metered time without gaps; there are several only if an elastic
-    run lost nodes. `progress_at` is the last sign of progress (output, metrics or CPU work). `checkpoint_at` is the
-    modification time of the newest file in the checkpoint folder.
+    ended. If the run ends before that, `started_at` is when its first node began, and None if none did. If an elastic
+    run begins without some of its nodes, only the others count. `spans` cover the metered time without gaps; there are
+    several only if an elastic run lost nodes. `progress_at` is the last sign of progress (output, metrics or CPU work).
+    `checkpoint_at` is the modification time of the newest file in the checkpoint folder.
     """
 
     name: str

@@ -68,6 +68,7 @@ class Agent:
                 self._worker_group,
                 launch_plan,
                 send=self._peers.send,
+                on_code_started=self._rounds.report_running,
                 on_all_started=self._rounds.note_all_started,
             )
         shells_fd = launch_plan.get("shells")

@@ -47,7 +47,8 @@ _SAME_MACHINE_TRANSPORTS = "self,sm,tcp"
 class Mpi:
     """MPI on one node. `send` sends to the other launchers.
 
-    `on_all_started` is called once every rank of this node runs.
+    `on_code_started` is called once the first rank of any node runs, and `on_all_started` once every rank of this node
+    does.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Mpi:
         launch_plan: LaunchPlan,
         *,
         send: Callable[[Message], None],
+        on_code_started: Callable[[], None],
         on_all_started: Callable[[], None],
     ) -> None:
         self._selector = selector
@@ -64,6 +66,7 @@ class Mpi:
         self._python: str = launch_plan["python"]
         self._environment: Dict[str, str] = dict(launch_plan["environment"])
         self._send = send
+        self._on_code_started = on_code_started
         self._on_all_started = on_all_started
         self._node = int(launch_plan["plan"]["node"])  # at submission; `Plan.node` is its number in the round
         self._listener: Optional[socket.socket] = None
@@ -74,6 +77,7 @@ class Mpi:
         self._mpirun_exit: Optional[Exit] = None  # on node 0, once mpirun has ended in this round
         self._stubs: Dict[int, Link] = {}  # the connection of each rank's stub, by the rank's pid
         self._started_local_ranks: Set[int] = set()  # in this round
+        self._code_has_started = False  # on any node, in any round
         self._start_was_refused = False  # a rank could not be started, although others of this node run
         self._open_connections = 0
         self._last_daemon_id = 0
@@ -117,8 +121,9 @@ class Mpi:
         for pid in [pid for pid, since in self._ended_stubs.items() if now >= since + RANK_EXIT_SECONDS]:
             del self._ended_stubs[pid]
             self._worker_group.terminate_rank(pid)
-        # If a rank has ended already, its failure is the cause, and mpirun only follows.
-        if not self.is_starting or self._worker_group.has_ended_ranks:
+        # If a rank has ended already, its failure is the cause, and mpirun only follows. The time limit still holds,
+        # because the rank may have succeeded.
+        if not self.is_starting or (self._worker_group.has_ended_ranks and now < self._give_up_at):
             return None
         if self._start_was_refused:
             text = "Node {} was refused another process while its ranks started.".format(self._node)
@@ -130,16 +135,22 @@ class Mpi:
             text = "mpirun did not start the ranks of node {} within a minute.".format(self._node)
         else:
             return None
+        if self._code_has_started:
+            # The code can stop mpirun, which has worked for the rank that runs it.
+            return new_cause(kind="code_failed", code="ranks_not_started", node=self._node, message=text)
         return new_cause(kind="platform_error", code="node_not_started", node=self._node, message=text)
 
     def handle_message(self, message: Message) -> bool:
         """Handle another launcher's message; return whether it was about MPI.
 
-        Node 0 sends `id`, `node` and `command` to start a daemon. The node answers with `id` and `ended`, the daemon's
-        exit code.
+        `code_started` is sent once the first rank of a node runs, and node 0 passes it on to the others. Node 0 sends
+        `id`, `node` and `command` to start a daemon. The node answers with `id` and `ended`, the daemon's exit code.
         """
         if message.get("type") != "mpi":
             return False
+        if "code_started" in message:
+            self._note_code_started()
+            return True
         daemon_id = int(message["id"])
         if "command" in message and message.get("node") == self._node:
             try:
@@ -240,9 +251,17 @@ class Mpi:
             return
         self._started_local_ranks.add(local_rank)
         self._stubs[started_rank.pid] = link
+        self._note_code_started()
         if not self.is_starting:
             self._worker_group.finish_starting()
             self._on_all_started()
+
+    def _note_code_started(self) -> None:
+        """Note that a rank of any node runs, and tell the other nodes. The time of all of them is paid from now on."""
+        if not self._code_has_started:
+            self._code_has_started = True
+            self._send({"type": "mpi", "code_started": True})
+            self._on_code_started()
 
     def _request_daemon(self, link: Link, host: str, command: str) -> None:
         """On node 0, have the launcher of `host` run the daemon's command."""

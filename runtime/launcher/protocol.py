@@ -12,7 +12,8 @@ Launcher to supervisor:
 
     heartbeat                                 at least every second
     starting                                  the first rank is about to start
-    running  pids {pid: rank}, round          ranks have started, or started again in a new round; the first round is 0
+    running  pids {pid: rank}, round          ranks have started, or started again in a new round; the first round is 0.
+                                              With MPI also once the first rank of any node has started
     rank_ended  rank, exit_code, signal,      a rank's process has ended. `aborted_late`: it aborted after its script
                 aborted_late, round           had returned, and counts as successful
     cause    cause {kind, code, at, node, rank?, exit_code?, signal?, message?, data?, echo?, heard?}; see `new_cause`.
@@ -58,7 +59,7 @@ Launcher to launcher (node 0 is the hub; the others are connected only to it):
     rank_states  states {rank: state}, round  to the hub, in answer; see `telemetry.hang_detector.RankState`
     capture_stacks  round                     from the hub: the run hangs; capture stacks for the supervisor
     stacks_captured  round                    to the hub: the stacks of this node were captured
-    mpi      (fields: `mpi`)                  start an MPI daemon, or report its end
+    mpi      (fields: `mpi`)                  start an MPI daemon, or report its end; the code has started
 """
 
 from __future__ import annotations

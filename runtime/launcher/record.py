@@ -99,7 +99,7 @@ class Record:
 
     @property
     def has_started(self) -> bool:
-        """Whether the ranks have run."""
+        """Whether the ranks have run. With MPI: whether a rank of any node has."""
         return self.data["started_at"] is not None
 
     @property

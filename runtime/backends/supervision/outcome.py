@@ -6,7 +6,8 @@ not a cause.
 
 A launcher's report alone never makes a run free of charge: customer code runs beside the launcher and can keep
 launchers from reaching each other. Once code has started, a report of a lost node counts only if that node's supervisor
-died. Otherwise the code is held responsible.
+died. Otherwise the code is held responsible. The same holds for a node whose ranks do not start while others run: their
+code can stop mpirun.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def merge(name: str, submitted_at: float, records: Sequence[RecordData]) -> RunS
     # The run's metered time begins when these nodes run.
     first_members = set(changes[0]["nodes"]) if changes and changes[0]["round"] == 0 else all_members
     started_at = _latest_unless_missing([node.started_at for node in nodes if node.node in first_members])
+    if started_at is None and phase is RunPhase.ENDED:
+        # The code that ran on some nodes may have kept the others from starting, so its time counts.
+        started_at = min((node.started_at for node in nodes if node.started_at is not None), default=None)
     # A node without which an elastic run went on ends neither the run nor its metered time.
     end_times = [node.finished_at for node in nodes if node.node in last_members and node.finished_at is not None]
     has_ended = phase is RunPhase.ENDED
@@ -170,11 +174,15 @@ def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
 
 
 def _blame_code_for_report(cause: Cause, record: RecordData) -> Cause:
-    """Turn an unconfirmed report about other nodes into a failure of the code; return any other cause unchanged.
+    """Turn an unconfirmed report about other nodes, or of a failed start, into a failure of the code.
 
-    Only customer code can keep launchers from reaching each other while all supervisors live: it has killed a launcher,
-    or cut it off from the others. NODES_NOT_MET is such a report, too, also about the node's own launcher.
+    Return any other cause unchanged. Only customer code can keep launchers from reaching each other while all
+    supervisors live: it has killed a launcher, or cut it off from the others. NODES_NOT_MET is such a report, too, also
+    about the node's own launcher. All nodes had met before the code of one ran, so only code can keep another from
+    starting its ranks.
     """
+    if cause.get("code") == FailureCode.NODE_NOT_STARTED:
+        return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.RANKS_NOT_STARTED}
     if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
         return cause
     return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.LAUNCHER_KILLED}

@@ -59,7 +59,8 @@ Fields of the record, in this order. The last record, cut to 4096 bytes, is the 
     run, node
     phase               starting, running, stopping, ended. Trust only `ended`: code can put back an older record
     address             the pod's IP
-    started_at          when all ranks of this node had started, by its clock; null: they never had
+    started_at          when all ranks of this node had started, by its clock; null: they never had.
+                        With MPI: when the first rank of any node had started
     finished_at         when no process of the run was left here
     exit_code           0: every rank succeeded
     detail              sentences that explain, but are no cause

@@ -31,7 +31,7 @@ class Rounds:
     `report` sends a message to the supervisor. `on_round_began` is called when a round after the first begins.
     `started_at` is when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that
     starts the ranks; None if this launcher starts them. `Agent` sets `mpi` later, because `Mpi` calls
-    `note_all_started`.
+    `report_running` and `note_all_started`.
     """
 
     def __init__(
@@ -190,6 +190,14 @@ class Rounds:
     def note_all_started(self) -> None:
         """Note that every rank of this node runs."""
         self.started_at = time.monotonic()
+        self.report_running()
+
+    def report_running(self) -> None:
+        """Report which ranks of this node run. The first report starts the time that is paid.
+
+        With MPI, it is sent before all ranks run: mpirun starts them one by one, and code of the first can keep it from
+        starting the others.
+        """
         self._report({"type": "running", "pids": self._worker_group.pids, "round": self.number})
 
     def _announce_round(self, next_round: Round) -> None:

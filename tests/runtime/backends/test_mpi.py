@@ -107,18 +107,46 @@ def test_mpi_goes_on_without_a_node(harness):
     assert "found 1 2 3" in harness.log(2)
 
 
-def test_an_mpirun_that_fails_is_the_platforms_fault(harness):
-    # An image whose mpirun ends at once.
+@pytest.fixture
+def bare_mpirun(harness):
+    """Return a function that gives the bare image an mpirun with this text, until the end of the test."""
     program = harness.images_root / "bare" / "bin" / "mpirun"
-    program.write_text("#!/bin/sh\necho no room >&2\nexit 9\n")
-    program.chmod(0o755)
-    try:
-        failure = harness.run_to_failure(Outcome.PLATFORM_ERROR, "print('never')", controller=Controller.MPI)
-    finally:
-        program.unlink()
+
+    def write(text):
+        program.write_text(text)
+        program.chmod(0o755)
+
+    yield write
+    program.unlink()
+
+
+def test_an_mpirun_that_fails_is_the_platforms_fault(harness, bare_mpirun):
+    bare_mpirun("#!/bin/sh\necho no room >&2\nexit 9\n")
+    failure = harness.run_to_failure(Outcome.PLATFORM_ERROR, "print('never')", controller=Controller.MPI)
     assert failure.code is FailureCode.NODE_NOT_STARTED
     assert "mpirun ended (code 9) before it had started the ranks" in failure.message
     assert "no room" in harness.all_logs("job-1-1")
+
+
+def test_an_mpirun_that_the_first_rank_ends_is_the_codes_fault_and_paid(harness, bare_mpirun):
+    # It starts rank 0 only, as if the rank had stopped it then. Its last seven arguments are the number of ranks, and
+    # the command line of the stubs.
+    bare_mpirun(
+        '#!/bin/sh\nwhile [ "$1" != -np ]; do shift; done\nshift 2\n'
+        'OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0 "$@" &\nwait\n'
+    )
+    script = """
+    import os, pathlib, signal, time
+    print("ready", flush=True)
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        if b"/mpirun" in path.read_bytes(): os.kill(int(path.parent.name), signal.SIGKILL)
+    time.sleep(60)
+    """
+    harness.submit(script, controller=Controller.MPI, nodes=2, workers_per_node=2)
+    status = harness.wait_for_outcome(Outcome.CODE_FAILED)
+    assert status.failure.code is FailureCode.RANKS_NOT_STARTED
+    assert "ready" in harness.log(0)
+    assert None not in [node.started_at for node in status.nodes], "paid from the start of the first rank of any node"
 
 
 def test_an_image_without_mpirun_is_refused(harness):

@@ -153,6 +153,22 @@ def test_a_launchers_claim_alone_makes_no_run_free():
     assert merge("r", 1.0, [record(0, causes=[unmet]), record(1)]).outcome is Outcome.CODE_FAILED
 
 
+@pytest.mark.parametrize(
+    ("begun_at", "outcome", "code"),
+    [
+        (10.0, Outcome.CODE_FAILED, FailureCode.RANKS_NOT_STARTED),
+        (None, Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED),
+    ],
+)
+def test_a_node_that_code_of_another_kept_from_starting_is_paid_from_the_start_of_that_code(begun_at, outcome, code):
+    fault = cause("platform_error", 14.0, 1, code="node_not_started", message="mpirun did not start the ranks.")
+    heard = record(0, started_at=begun_at, causes=[{**fault, "heard": True}])
+    status = merge("r", 1.0, [heard, record(1, started_at=None, causes=[fault])])
+    assert (status.outcome, status.failure.code, status.failure.node) == (outcome, code, 1)
+    assert status.started_at == begun_at
+    assert sum(span.nodes for span in status.spans) == (2 if begun_at else 0)
+
+
 def test_a_launchers_claim_counts_if_a_supervisor_confirms_it_or_no_code_had_begun():
     claim = cause("node_lost", 14.2, 1, code="node_silent", message="It stopped answering.")
     silent = record(1, "running", alive=False, silent=True, seen_at=14.0)

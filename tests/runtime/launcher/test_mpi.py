@@ -41,7 +41,14 @@ def mpi_of_node_1():
     """Return the Mpi of PLAN's node, and the list of its messages to other launchers."""
     sent = []
     launch_plan = {"plan": PLAN._asdict(), "python": "/image/bin/python", "environment": {}}
-    created = mpi.Mpi(DefaultSelector(), None, launch_plan, send=sent.append, on_all_started=lambda: None)
+    created = mpi.Mpi(
+        DefaultSelector(),
+        None,
+        launch_plan,
+        send=sent.append,
+        on_code_started=lambda: None,
+        on_all_started=lambda: None,
+    )
     created._plan = PLAN._replace(controller="mpi", original_nodes=[0, 1])
     return created, sent
 
