@@ -27,7 +27,6 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +137,11 @@ class SlurmRun:
                 self._end_processes(job_id, final["records"])
             return outcome.merge(self.name, submitted_at, final["records"])
         now = time.time()
-        # A record that cannot be read now counts as missing, which ends no run whose job is active.
-        records = self._read_records(nodes, peer_liveness.load_record)
+        records = self._read_records(nodes)
         observation = self._observe(job_id, records, submitted_at, now)
         if observation.job_has_ended:
-            # A supervisor may have written its last record after the records were read. Since the end is stored only
-            # once, an error of the storage is raised here.
-            records = self._read_records(nodes, peer_liveness.read_record)
+            # A supervisor may have written its last record after the records were read.
+            records = self._read_records(nodes)
         assessed_records = [evidence.assess(node, record, observation) for node, record in enumerate(records)]
         status = outcome.merge(self.name, submitted_at, assessed_records)
         if status.phase is RunPhase.ENDED:
@@ -190,12 +187,12 @@ class SlurmRun:
         record = peer_liveness.load_record(peer_liveness.record_path(self.folder, node)) or {}
         return str(record.get("machine") or "")
 
-    def _read_records(self, nodes: int, read: Callable[[Path], RecordData | None]) -> list[RecordData | None]:
-        """Return the record of each node, as `read` returns it; None where there is none. Raises BackendUnavailable."""
+    def _read_records(self, nodes: int) -> list[RecordData | None]:
+        """Return the record of each node; None where there is none. Raises BackendUnavailable."""
         refresh_listing(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         try:
-            return [read(path) for path in paths]
+            return [peer_liveness.read_record(path) for path in paths]
         except OSError as error:
             raise self._unreadable(error) from error
 
