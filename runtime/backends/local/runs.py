@@ -138,14 +138,18 @@ class Run:
             process_tree.remove_recorded_cgroups(cgroups_file)
 
     def _read_record(self, node: int) -> outcome.RecordData:
-        """Return a node's record with the fields that `outcome.merge` needs; kill the supervisor if it is frozen."""
+        """Return a node's record with the fields that `outcome.merge` needs; kill the supervisor if it is frozen.
+
+        Raises OSError if a file cannot be read: a record that counted as missing would end a run that is alive, or that
+        completed, as lost.
+        """
         path = peer_liveness.record_path(self.folder, node)
-        record = peer_liveness.load_record(path)
+        record = peer_liveness.read_record(path)
         if record is None:
             is_alive = self._is_lock_held(node)
             # The supervisor writes its first record while it holds its lock, perhaps just after the record was read
             # here. So the record is read again. If it is still missing and the lock was free, the node is lost.
-            record = peer_liveness.load_record(path) or {
+            record = peer_liveness.read_record(path) or {
                 "node": node,
                 "phase": "starting",
                 "address": "",
@@ -162,10 +166,10 @@ class Run:
             if record["alive"] and peer_liveness.is_silent(path, record):
                 peer_liveness.kill_silent(path, record)
                 record["alive"] = not pids.wait_for_end(record["pid"], record["start_time"], _END_SECONDS)
-                record["silent"] = True  # later, `load_record` sets it by the file that `kill_silent` wrote
+                record["silent"] = True  # later, `read_record` sets it by the file that `kill_silent` wrote
             if not record["alive"] and record["phase"] != "ended":
                 # The supervisor may have written its last record and ended after this record was read.
-                record = {**(peer_liveness.load_record(path) or record), "alive": False}
+                record = {**(peer_liveness.read_record(path) or record), "alive": False}
         return record
 
     def request_stop(self, grace_seconds: int) -> None:
