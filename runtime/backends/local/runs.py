@@ -44,7 +44,7 @@ from typing import Any
 from runtime import pids
 from runtime.backends.supervision import outcome, peer_liveness, process_tree
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
-from runtime.errors import BackendUnavailable, RunNotFound
+from runtime.errors import RunNotFound, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
@@ -98,7 +98,7 @@ class Run:
     def submission(self) -> dict[str, Any]:
         """Return the contents of `submission.json`, written by `record_submission`.
 
-        Raises RunNotFound, BackendUnavailable.
+        Raises RunNotFound, RunUnreadable.
         """
         try:
             data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
@@ -108,8 +108,8 @@ class Run:
             raise self._unreadable(error) from error
         return data
 
-    def _unreadable(self, error: OSError) -> BackendUnavailable:
-        return BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.")
+    def _unreadable(self, error: OSError) -> RunUnreadable:
+        return RunUnreadable(f"The run '{self.name}' cannot be read: {error.strerror}.")
 
     def spec(self) -> RunSpec:
         """Return the spec as submitted. Raises RunNotFound."""
@@ -118,7 +118,7 @@ class Run:
     def status(self) -> RunStatus:
         """Return the run's status; free its capacity (`.active`) if it has ended.
 
-        Raises RunNotFound, BackendUnavailable.
+        Raises RunNotFound, RunUnreadable.
         """
         submission = self.submission()
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.backends.local.runs import Run
 from runtime.backends.supervision import peer_liveness
-from runtime.errors import BackendUnavailable, NoCapacity, RunNotFound
+from runtime.errors import NoCapacity, RunNotFound, RunUnreadable
 from runtime.launcher import disk
 from runtime.specs import Outcome
 from tests.runtime.backends.contract import STUBBORN, WAIT
@@ -66,10 +66,10 @@ def test_a_run_is_not_lost_while_its_files_cannot_be_read(harness, monkeypatch):
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        with pytest.raises(BackendUnavailable, match="Too many open files"):
+        with pytest.raises(RunUnreadable, match="Too many open files"):
             harness.backend.describe("job-1-1")
         monkeypatch.setattr(Run, "submission", lambda _run: {"spec": {"nodes": 1}, "submitted_at": 0.0})
-        with pytest.raises(BackendUnavailable, match="Too many open files"):
+        with pytest.raises(RunUnreadable, match="Too many open files"):
             harness.backend.describe("job-1-1")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -78,7 +78,7 @@ def test_a_run_is_not_lost_while_its_files_cannot_be_read(harness, monkeypatch):
         read = Mock(side_effect=[*records, *[OSError(errno.EIO, "Input/output error")] * 2])
         with monkeypatch.context() as patch:
             patch.setattr(peer_liveness, "read_record", read)
-            with pytest.raises(BackendUnavailable, match="Input/output error"):
+            with pytest.raises(RunUnreadable, match="Input/output error"):
                 harness.backend.describe("job-1-1")
 
 

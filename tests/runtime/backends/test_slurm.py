@@ -18,7 +18,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob, has_preemption_time, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
 
@@ -373,9 +373,24 @@ def test_an_error_of_the_storage_decides_no_end(tmp_path, monkeypatch, file):
         return read_bytes(path)
 
     monkeypatch.setattr(Path, "read_bytes", fail_once)
-    with pytest.raises(BackendUnavailable, match="Input/output error"):
+    with pytest.raises(RunUnreadable, match="Input/output error"):
         run.status()
     assert run.status().outcome is Outcome.NODE_LOST
+
+
+def test_a_run_that_cannot_be_read_blocks_neither_its_cluster_nor_its_deletion(tmp_path, monkeypatch):
+    backend = SlurmBackend(config=config(), root=tmp_path / "runs", images_root=tmp_path)
+    selections = []
+    backend._slurm = SimpleNamespace(
+        jobs=lambda max_age_seconds: {}, machines=lambda max_age_seconds: (), kill=selections.append
+    )
+    run = backend._find("job-1-1")
+    (run.folder / "submission.json").mkdir(parents=True)  # reading it is an error that root gets too
+    run.active_marker.touch()
+    assert backend.capacity().machines == ()
+    backend.delete("job-1-1")
+    assert selections == [[f"--name={run.job_name}"]]
+    assert (run.folder.exists(), backend.names(live=True)) == (False, [])
 
 
 def test_a_run_that_is_submitted_while_it_is_deleted_keeps_no_job(tmp_path, monkeypatch):
