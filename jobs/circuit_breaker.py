@@ -2,7 +2,7 @@
 
 An open circuit is a key in the Django cache (Redis), which all processes share. While the key exists, every call raises
 BackendUnavailable. The key expires after a pause, or is deleted when the cluster answers. If Redis does not answer,
-every call is made.
+every call is made. RunUnreadable concerns one run, so it is no failure of the cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import redis
 from django.core.cache import cache
 
 from runtime.backends.base import Backend
-from runtime.errors import BackendUnavailable
+from runtime.errors import BackendUnavailable, RunUnreadable
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,8 @@ class _GuardedBackend:
         started = time.monotonic()
         try:
             result = call(*arguments, **options)
+        except RunUnreadable:
+            raise  # one run's files cannot be read, which must not stop the calls for other runs
         except BackendUnavailable as error:
             # The last failure was no slow call, so `close_if_reachable` may end the pause.
             _call_cache(cache.delete, _slow_key(self._name))

@@ -31,6 +31,15 @@ class BackendUnavailable(RuntimeFault):
     code = "backend_unavailable"
 
 
+class RunUnreadable(BackendUnavailable):
+    """The backend answers, but cannot read the files of this run, such as for an error of the storage.
+
+    Nothing is known about the run. Other runs may be readable.
+    """
+
+    code = "run_unreadable"
+
+
 class RunNotFound(RuntimeFault):
     """The backend holds no run of this name (never submitted, deleted, or lost with its node)."""
 

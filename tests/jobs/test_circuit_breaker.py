@@ -1,12 +1,14 @@
 """The circuit breaker: an unavailable cluster is not called for a while, by any process."""
 
+from unittest.mock import Mock
+
 import pytest
 import redis
 from django.core.cache import cache
 
 from jobs import circuit_breaker
 from jobs.circuit_breaker import circuit_is_open, with_circuit_breaker
-from runtime.errors import BackendUnavailable, RunNotFound
+from runtime.errors import BackendUnavailable, RunNotFound, RunUnreadable
 from tests.caching import clear_cache
 from tests.fakes import FakeBackend
 
@@ -29,11 +31,14 @@ def fake(tmp_path, monkeypatch):
     return backend
 
 
-def test_answers_and_errors_pass_through(fake, tmp_path):
+def test_answers_and_errors_pass_through(fake, tmp_path, monkeypatch):
     west = with_circuit_breaker("west", fake)
     assert west.names(live=True) == []
     assert west.run_folder("job-1-1") == tmp_path / "job-1-1"
     with pytest.raises(RunNotFound):
+        west.describe("job-1-1")
+    monkeypatch.setattr(fake, "describe", Mock(side_effect=RunUnreadable))
+    with pytest.raises(RunUnreadable):
         west.describe("job-1-1")
     assert not circuit_is_open("west")
 

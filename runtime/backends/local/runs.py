@@ -44,7 +44,7 @@ from typing import Any
 from runtime import pids
 from runtime.backends.supervision import outcome, peer_liveness, process_tree
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
-from runtime.errors import BackendUnavailable, RunNotFound
+from runtime.errors import RunNotFound, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
@@ -98,7 +98,7 @@ class Run:
     def submission(self) -> dict[str, Any]:
         """Return the contents of `submission.json`, written by `record_submission`.
 
-        Raises RunNotFound, BackendUnavailable.
+        Raises RunNotFound, RunUnreadable.
         """
         try:
             data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
@@ -108,8 +108,8 @@ class Run:
             raise self._unreadable(error) from error
         return data
 
-    def _unreadable(self, error: OSError) -> BackendUnavailable:
-        return BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.")
+    def _unreadable(self, error: OSError) -> RunUnreadable:
+        return RunUnreadable(f"The run '{self.name}' cannot be read: {error.strerror}.")
 
     def spec(self) -> RunSpec:
         """Return the spec as submitted. Raises RunNotFound."""
@@ -118,7 +118,7 @@ class Run:
     def status(self) -> RunStatus:
         """Return the run's status; free its capacity (`.active`) if it has ended.
 
-        Raises RunNotFound, BackendUnavailable.
+        Raises RunNotFound, RunUnreadable.
         """
         submission = self.submission()
         try:
@@ -138,14 +138,18 @@ class Run:
             process_tree.remove_recorded_cgroups(cgroups_file)
 
     def _read_record(self, node: int) -> outcome.RecordData:
-        """Return a node's record with the fields that `outcome.merge` needs; kill the supervisor if it is frozen."""
+        """Return a node's record with the fields that `outcome.merge` needs; kill the supervisor if it is frozen.
+
+        Raises OSError if a file cannot be read: a record that counted as missing would end a run that is alive, or that
+        completed, as lost.
+        """
         path = peer_liveness.record_path(self.folder, node)
-        record = peer_liveness.load_record(path)
+        record = peer_liveness.read_record(path)
         if record is None:
             is_alive = self._is_lock_held(node)
             # The supervisor writes its first record while it holds its lock, perhaps just after the record was read
             # here. So the record is read again. If it is still missing and the lock was free, the node is lost.
-            record = peer_liveness.load_record(path) or {
+            record = peer_liveness.read_record(path) or {
                 "node": node,
                 "phase": "starting",
                 "address": "",
@@ -162,10 +166,10 @@ class Run:
             if record["alive"] and peer_liveness.is_silent(path, record):
                 peer_liveness.kill_silent(path, record)
                 record["alive"] = not pids.wait_for_end(record["pid"], record["start_time"], _END_SECONDS)
-                record["silent"] = True  # later, `load_record` sets it by the file that `kill_silent` wrote
+                record["silent"] = True  # later, `read_record` sets it by the file that `kill_silent` wrote
             if not record["alive"] and record["phase"] != "ended":
                 # The supervisor may have written its last record and ended after this record was read.
-                record = {**(peer_liveness.load_record(path) or record), "alive": False}
+                record = {**(peer_liveness.read_record(path) or record), "alive": False}
         return record
 
     def request_stop(self, grace_seconds: int) -> None:

@@ -32,7 +32,7 @@ from runtime.backends.slurm.shells import ShellSteps
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import shell_socket
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.files import FileLock, refresh_listing
 from runtime.specs import Capacity, Controller, Image, Resources, RunPhase, RunSpec
 
@@ -143,7 +143,9 @@ class SlurmBackend(FolderBackend):
         jobs = self._slurm.jobs(max_age_seconds=0)
         waiting_nodes: list[NodeRequest] = []
         for name in self.names(live=True):
-            with contextlib.suppress(RunNotFound):  # the submission is not complete, or the run was deleted
+            # The submission is not complete, the run was deleted, or its files cannot be read. The last case must not
+            # keep other runs from starting: if such a run waits, they wait behind it in Slurm's queue.
+            with contextlib.suppress(RunNotFound, RunUnreadable):
                 submitted = self._find(name).submission()
                 job = jobs.get(submitted["job_id"])
                 if job is not None and job.is_waiting:

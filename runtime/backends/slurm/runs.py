@@ -27,7 +27,6 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import outcome, peer_liveness
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
-from runtime.errors import BackendUnavailable, RunNotFound
+from runtime.errors import BackendUnavailable, RunNotFound, RunUnreadable
 from runtime.files import FileLock, refresh_listing, write_json
 from runtime.specs import FailureCode, Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
@@ -106,15 +105,18 @@ class SlurmRun:
         write_json(self.folder / "submission.json", submission)
 
     def submission(self) -> dict[str, Any]:
-        """Return the contents of `submission.json`. Raises RunNotFound, BackendUnavailable."""
+        """Return the contents of `submission.json`. Raises RunNotFound, RunUnreadable."""
         data = self._load("submission.json")
         if data is None:
             raise RunNotFound(f"There is no run named '{self.name}'.")
         return data
 
     def job_id(self) -> str:
-        """Return the id of the recorded job; empty if no submission is recorded. Raises BackendUnavailable."""
-        return str((self._load("submission.json") or {}).get("job_id", ""))
+        """Return the id of the recorded job; empty if no submission is recorded, or if it cannot be read."""
+        try:
+            return str(self.submission()["job_id"])
+        except (RunNotFound, RunUnreadable):
+            return ""
 
     def spec(self) -> RunSpec:
         """Return the spec as submitted. Raises RunNotFound."""
@@ -138,13 +140,11 @@ class SlurmRun:
                 self._end_processes(job_id, final["records"])
             return outcome.merge(self.name, submitted_at, final["records"])
         now = time.time()
-        # A record that cannot be read now counts as missing, which ends no run whose job is active.
-        records = self._read_records(nodes, peer_liveness.load_record)
+        records = self._read_records(nodes)
         observation = self._observe(job_id, records, submitted_at, now)
         if observation.job_has_ended:
-            # A supervisor may have written its last record after the records were read. Since the end is stored only
-            # once, an error of the storage is raised here.
-            records = self._read_records(nodes, peer_liveness.read_record)
+            # A supervisor may have written its last record after the records were read.
+            records = self._read_records(nodes)
         assessed_records = [evidence.assess(node, record, observation) for node, record in enumerate(records)]
         status = outcome.merge(self.name, submitted_at, assessed_records)
         if status.phase is RunPhase.ENDED:
@@ -190,19 +190,19 @@ class SlurmRun:
         record = peer_liveness.load_record(peer_liveness.record_path(self.folder, node)) or {}
         return str(record.get("machine") or "")
 
-    def _read_records(self, nodes: int, read: Callable[[Path], RecordData | None]) -> list[RecordData | None]:
-        """Return the record of each node, as `read` returns it; None where there is none. Raises BackendUnavailable."""
+    def _read_records(self, nodes: int) -> list[RecordData | None]:
+        """Return the record of each node; None where there is none. Raises RunUnreadable."""
         refresh_listing(self.folder / "nodes")
         paths = (peer_liveness.record_path(self.folder, node) for node in range(nodes))
         try:
-            return [read(path) for path in paths]
+            return [peer_liveness.read_record(path) for path in paths]
         except OSError as error:
             raise self._unreadable(error) from error
 
     def _load(self, file: str) -> dict[str, Any] | None:
         """Return the object in a JSON file of the run's folder; None if the file is missing, damaged or contains null.
 
-        Raises BackendUnavailable if the file cannot be read.
+        Raises RunUnreadable if the file cannot be read.
         """
         try:
             data: dict[str, Any] | None = json.loads((self.folder / file).read_bytes())
@@ -212,12 +212,12 @@ class SlurmRun:
             raise self._unreadable(error) from error
         return data
 
-    def _unreadable(self, error: OSError) -> BackendUnavailable:
+    def _unreadable(self, error: OSError) -> RunUnreadable:
         """Return the error for a file that cannot be read now, such as after EMFILE, or EIO of the shared storage.
 
         The file must not count as missing: then a run that is alive, or that completed, would count as lost.
         """
-        return BackendUnavailable(f"The run '{self.name}' cannot be read: {error.strerror}.")
+        return RunUnreadable(f"The run '{self.name}' cannot be read: {error.strerror}.")
 
     def _end_request(self) -> EndRequest | None:
         """Return the request to end the run; None if there is none.
@@ -311,7 +311,8 @@ class SlurmRun:
     def kill(self) -> None:
         """Kill every job of this run's name, and wait until the recorded job has ended. Raises BackendUnavailable.
 
-        Jobs are killed by name, since an interrupted submission has not recorded its job's id.
+        Jobs are killed by name, since an interrupted submission has not recorded its job's id. If the id cannot be
+        read, this does not wait, so that a lasting error of the storage keeps no run from its deletion.
         """
         if not self.folder.is_dir():
             return

@@ -1,14 +1,17 @@
 """Behaviour of local runs only. The contract of all backends is in `test_backend_contract.py`."""
 
+import errno
 import os
 import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
 from runtime.backends.local.runs import Run
-from runtime.errors import BackendUnavailable, NoCapacity, RunNotFound
+from runtime.backends.supervision import peer_liveness
+from runtime.errors import NoCapacity, RunNotFound, RunUnreadable
 from runtime.launcher import disk
 from runtime.specs import Outcome
 from tests.runtime.backends.contract import STUBBORN, WAIT
@@ -58,18 +61,25 @@ def test_an_incomplete_submission_is_no_run_and_can_be_repeated(harness):
     assert harness.log() == "ran again\n"
 
 
-def test_a_run_is_not_lost_while_the_console_has_no_descriptors(harness, monkeypatch):
+def test_a_run_is_not_lost_while_its_files_cannot_be_read(harness, monkeypatch):
     harness.complete("print('ran')")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
-        with pytest.raises(BackendUnavailable, match="Too many open files"):
+        with pytest.raises(RunUnreadable, match="Too many open files"):
             harness.backend.describe("job-1-1")
         monkeypatch.setattr(Run, "submission", lambda _run: {"spec": {"nodes": 1}, "submitted_at": 0.0})
-        with pytest.raises(BackendUnavailable, match="Too many open files"):
+        with pytest.raises(RunUnreadable, match="Too many open files"):
             harness.backend.describe("job-1-1")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    record = peer_liveness.read_record(peer_liveness.record_path(harness.backend.run_folder("job-1-1"), 0))
+    for records in ([], [None], [{**record, "phase": "running"}]):  # what is read before the error
+        read = Mock(side_effect=[*records, *[OSError(errno.EIO, "Input/output error")] * 2])
+        with monkeypatch.context() as patch:
+            patch.setattr(peer_liveness, "read_record", read)
+            with pytest.raises(RunUnreadable, match="Input/output error"):
+                harness.backend.describe("job-1-1")
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):

@@ -1,7 +1,9 @@
 """Decisions of the Slurm backend, without Slurm: settings, capacity, arguments of sbatch, waiting, and why runs end."""
 
 import dataclasses
+import errno
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob, has_preemption_time, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
 
@@ -349,20 +351,46 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
 
 
 @pytest.mark.parametrize("file", ["submission.json", "nodes/0.json", "final.json"])
-def test_a_run_whose_storage_reports_an_error_is_not_lost(tmp_path, file):
+def test_an_error_of_the_storage_decides_no_end(tmp_path, monkeypatch, file):
+    """The machine of a run failed. One read of a file of the run is an error, and later reads succeed."""
+    jobs = {"7": SlurmJob("7", "FAILED", ended_at=1.0)}
     slurm = SimpleNamespace(
-        jobs=lambda max_age_seconds: {"7": SlurmJob("7", "COMPLETED", ended_at=1.0)},
-        known_jobs=dict,
+        jobs=lambda max_age_seconds: jobs,
+        known_jobs=lambda: jobs,
+        machines=lambda _max_age_seconds: (SimpleNamespace(name="n0", has_failed=True),),
         was_preempted=lambda _job_id: False,
         cancel=lambda _job_id: None,
     )
     run = SlurmRun(tmp_path, "job-1-1", slurm, config())
-    run.folder.mkdir()
-    if file != "submission.json":
-        run.record_submission(spec(nodes=1), nonce="n", job_id="7")
-    (run.folder / file).mkdir(parents=True)  # reading it is an error that root gets too
-    with pytest.raises(BackendUnavailable, match="Is a directory"):
+    (run.folder / "nodes").mkdir(parents=True)
+    run.record_submission(spec(nodes=1), nonce="n", job_id="7")
+    write_json(run.folder / "nodes" / "0.json", record())
+    read_bytes, errors = Path.read_bytes, [OSError(errno.EIO, "Input/output error")]
+
+    def fail_once(path):
+        if path == run.folder / file and errors:
+            raise errors.pop()
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail_once)
+    with pytest.raises(RunUnreadable, match="Input/output error"):
         run.status()
+    assert run.status().outcome is Outcome.NODE_LOST
+
+
+def test_a_run_that_cannot_be_read_blocks_neither_its_cluster_nor_its_deletion(tmp_path, monkeypatch):
+    backend = SlurmBackend(config=config(), root=tmp_path / "runs", images_root=tmp_path)
+    selections = []
+    backend._slurm = SimpleNamespace(
+        jobs=lambda max_age_seconds: {}, machines=lambda max_age_seconds: (), kill=selections.append
+    )
+    run = backend._find("job-1-1")
+    (run.folder / "submission.json").mkdir(parents=True)  # reading it is an error that root gets too
+    run.active_marker.touch()
+    assert backend.capacity().machines == ()
+    backend.delete("job-1-1")
+    assert selections == [[f"--name={run.job_name}"]]
+    assert (run.folder.exists(), backend.names(live=True)) == (False, [])
 
 
 def test_a_run_that_is_submitted_while_it_is_deleted_keeps_no_job(tmp_path, monkeypatch):
