@@ -270,6 +270,13 @@ def test_a_run_in_a_customers_image_cannot_date_its_own_end():
     lost = dict.fromkeys((0, 1), END + 40)
     ended_status = status_of(job, running(0), running(1), records=BOTH, unreachable_since=lost, now=END + 70)
     assert (ended_status.outcome, ended_status.finished_at) == (Outcome.COMPLETED, END), "lost after its end"
+    stop = Termination(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END)
+    stopped = dataclasses.replace(job, termination=stop)
+    overdue = (running(0, deletion_deadline=END + 40), running(1, deletion_deadline=END + 40))
+    # Node 1 has no record in the second case, and the kubelet reports a success of node 0.
+    for pods, records in ((overdue, forged), ((ended(0, finished_at=START), overdue[1]), {0: forged[0]})):
+        status = status_of(stopped, *pods, records=records, now=END + 90)
+        assert (status.outcome, status.finished_at) == (Outcome.STOPPED, END + 40), "its pods are only late"
 
 
 def test_a_customers_image_without_python_is_a_code_failure():
