@@ -5,7 +5,8 @@ caller has verified its signature. A run is metered from `started_at` to `finish
 it is billed:
 
 - If no kubelet reports a node's end, a record with the exit code 0 counts as its end. So a completed run is billed
-  even if its machines are lost afterwards. In a customer's own image, the record counts only if the machine is lost.
+  even if its machines are lost afterwards. In a customer's own image, the record counts only if the node was
+  lost: with its machine, or by a disruption of its Pod.
 - Every other end has the cause that `causes.find_cause` returns.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find_cause
+from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find_cause, pod_cause
 from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
 from runtime.backends.kubernetes.names import POD_MARGIN_SECONDS
 from runtime.backends.kubernetes.state import JobState, PodState
@@ -132,8 +133,10 @@ def _with_recorded_successes(
         # A working kubelet gets time to report the exit itself.
         should_be_reported = pod.ended or now > finished_at + _KUBELET_REPORT_SECONDS
         # In a customer's own image, code can forge a record (`causes`) that dates its end long before now, and work on.
-        # There it counts only for a lost machine, with which the run would be free anyway.
-        if node in lost_nodes or (should_be_reported and job.spec.builtin):
+        # There it counts only if the node was lost, by which the run would be free anyway.
+        cause = pod_cause(job, pod) if pod.ended else None
+        is_lost = node in lost_nodes or (cause is not None and cause.outcome is Outcome.NODE_LOST)
+        if is_lost or (should_be_reported and job.spec.builtin):
             merged[node] = _as_succeeded(pod, finished_at)
     # Node 0 (the hub) exits with 0 only after every other node has reported success to it. So its success covers nodes
     # without a record, unless the run is elastic and continued without them.
