@@ -113,7 +113,9 @@ class Rounds:
             self._note_member_ended(node)
         elif kind == "restart_round" and message.get("round") == self.number:
             # Even if all ranks have reconnected by now: the node that sent this did not know, and reports no failure.
-            self._announce_round(self._round.restarted())
+            # But a node that has finished would join no other round, and only ranks of a soft round reconnect.
+            if self._round.soft and not self._peers.any_finished:
+                self._announce_round(self._round.restarted())
         else:
             # Messages about an earlier round are ignored, but they are about rounds, so the result is True.
             return kind in ("start", "round", "reconnected", "ranks_ended", "restart_round")
