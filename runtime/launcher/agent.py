@@ -225,6 +225,8 @@ class Agent:
             return not self._worker_group.live_ranks
         if self._rounds.started_at is None or self._worker_group.live_ranks or self._failures:
             return False
+        if self._rounds.awaits_restart:
+            return False
         if len(self._rounds.members) == 1:
             return True  # there is no other node to wait for
         if self._is_hub:

@@ -53,6 +53,7 @@ Launcher to launcher (node 0 is the hub; the others are connected only to it):
     ranks_ended  round                        to the hub: no rank of the previous round runs on this node
     reconnected  round                        from the hub: the ranks of a soft round have reconnected
     restart_round  round                      to the hub: a rank ended in a soft round; begin a hard one instead
+    restart_refused  round                    from the hub: there is no such round, since others have finished
     progress round, and the fields of         to the hub: how long this node has shown no sign of progress
              `telemetry.hang_detector.NodeProgress`
     inspect  round                            from the hub: report what the ranks are doing

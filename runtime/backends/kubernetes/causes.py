@@ -181,7 +181,7 @@ def _reported_causes(
 ) -> list[Cause]:
     """Return all causes that the API server reports; see `find_cause` for the arguments."""
     causes = [] if job.termination is None else [_termination_cause(job.termination)]
-    causes += [cause for cause in (_pod_cause(job, pod) for pod in pods.values()) if cause is not None]
+    causes += [cause for cause in (pod_cause(job, pod) for pod in pods.values()) if cause is not None]
     # The statuses of Pods come first. Each further source counts only for nodes that no earlier source explains.
     causes += _job_disruption(job, {cause.failure.node for cause in causes})
     # If there is a cause so far, the Job controller may have deleted Pods because of it. Their deletion then proves
@@ -209,7 +209,7 @@ def _termination_cause(termination: Termination) -> Cause:
     return Cause(termination.outcome, failure, termination.at, lag_seconds=0.0)
 
 
-def _pod_cause(job: JobState, pod: PodState) -> Cause | None:
+def pod_cause(job: JobState, pod: PodState) -> Cause | None:
     """Return the cause that the Pod's status names; None if it has only an exit code."""
     if _OUT_OF_RESOURCE.match(pod.pod_reason):
         return _cause(pod, _NO_CAPACITY)

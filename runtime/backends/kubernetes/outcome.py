@@ -5,7 +5,8 @@ caller has verified its signature. A run is metered from `started_at` to `finish
 it is billed:
 
 - If no kubelet reports a node's end, a record with the exit code 0 counts as its end. So a completed run is billed
-  even if its machines are lost afterwards. In a customer's own image, the record counts only if the machine is lost.
+  even if its machines are lost afterwards. In a customer's own image, the record counts only if the node was
+  lost: with its machine, or by a disruption of its Pod.
 - Every other end has the cause that `causes.find_cause` returns.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find_cause
+from runtime.backends.kubernetes.causes import EXIT_UNKNOWN_REASONS, Cause, find_cause, pod_cause
 from runtime.backends.kubernetes.disruptions import DeletionEvents, unexplained_deletions
 from runtime.backends.kubernetes.names import POD_MARGIN_SECONDS
 from runtime.backends.kubernetes.state import JobState, PodState
@@ -45,7 +46,9 @@ def derive_status(
     """
     unreachable_since = unreachable_since or {}
     overdue_since = _overdue_nodes(job, pods, now)
-    pods = _with_recorded_successes(job, pods, records, overdue_since.keys() | unreachable_since.keys(), now)
+    # In a stopped run, an overdue Pod does not mean a lost node: its kubelet may honor an earlier, longer grace period.
+    lost_nodes = unreachable_since.keys() | (overdue_since.keys() if job.termination is None else set())
+    pods = _with_recorded_successes(job, pods, records, lost_nodes, now)
     # By node: when its kubelet stopped responding. Nodes whose end is reported are left out.
     unresponsive_since = {
         node: since
@@ -63,13 +66,7 @@ def derive_status(
     finished_at = _finished_at(job, pods, unresponsive_since, started_at) if has_ended else None
     cause = None
     if has_ended and job.end_condition != "Complete":
-        # In a stopped run, an overdue Pod does not mean a lost node: its kubelet may honor an earlier, longer grace
-        # period.
-        lost_since = {
-            node: since
-            for node, since in unresponsive_since.items()
-            if node in unreachable_since or job.termination is None
-        }
+        lost_since = {node: since for node, since in unresponsive_since.items() if node in lost_nodes}
         cause = find_cause(job, pods, records, lost_since, events)
     outcome = None
     if has_ended:
@@ -122,7 +119,7 @@ def _with_recorded_successes(
     job: JobState,
     pods: Mapping[int, PodState],
     records: Mapping[int, RecordData],
-    unresponsive_nodes: Set[int],
+    lost_nodes: Set[int],
     now: float,
 ) -> dict[int, PodState]:
     """Return the Pods. A Pod without a reported exit is marked as succeeded if its node's record says so."""
@@ -136,14 +133,16 @@ def _with_recorded_successes(
         # A working kubelet gets time to report the exit itself.
         should_be_reported = pod.ended or now > finished_at + _KUBELET_REPORT_SECONDS
         # In a customer's own image, code can forge a record (`causes`) that dates its end long before now, and work on.
-        # There it counts only for a lost machine, with which the run would be free anyway.
-        if node in unresponsive_nodes or (should_be_reported and job.spec.builtin):
+        # There it counts only if the node was lost, by which the run would be free anyway.
+        cause = pod_cause(job, pod) if pod.ended else None
+        is_lost = node in lost_nodes or (cause is not None and cause.outcome is Outcome.NODE_LOST)
+        if is_lost or (should_be_reported and job.spec.builtin):
             merged[node] = _as_succeeded(pod, finished_at)
     # Node 0 (the hub) exits with 0 only after every other node has reported success to it. So its success covers nodes
     # without a record, unless the run is elastic and continued without them.
     hub = merged.get(0)
     if hub is not None and hub.succeeded and hub.finished_at is not None and not job.is_elastic:
-        for node in unresponsive_nodes - records.keys():
+        for node in lost_nodes - records.keys():
             if node in merged and not merged[node].ended:
                 merged[node] = _as_succeeded(merged[node], hub.finished_at)
     return merged

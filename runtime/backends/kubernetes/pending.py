@@ -26,6 +26,7 @@ and 40 s, so at least three attempts have failed by then."""
 DEADLINE_MARGIN_SECONDS = 60.0
 """How long after its deadline, counted from the last container's start, a run in a customer's own image may still run.
 The clock of the first process starts some seconds later, when the nodes have met, and the run's end takes up to 30 s.
+Nodes that take longer than that to meet leave the run less time. The meter counts from the last container's start too.
 """
 _MAX_DETAIL_LENGTH = 500
 """Maximum length of a Kubernetes message in a reason's data: a few lines, which the console stores for each job and
@@ -162,7 +163,10 @@ def find_termination(
     if status.started_at is not None:
         # The first process ends the run at its deadline. In a customer's own image, the image's Python runs this
         # process and may ignore the deadline, and `activeDeadlineSeconds` comes many minutes later (`pod`).
-        may_ignore_deadline = not job.spec.builtin and job.spec.deadline_seconds and status.phase is RunPhase.RUNNING
+        # Its phase may be STARTING: in a large elastic run, a lost node's Pod may not be saved. If it is STOPPING, the
+        # kubelets end it.
+        is_active = status.phase is not RunPhase.STOPPING
+        may_ignore_deadline = is_active and not job.spec.builtin and job.spec.deadline_seconds
         if may_ignore_deadline and now > status.started_at + job.spec.deadline_seconds + DEADLINE_MARGIN_SECONDS:
             return Termination(Outcome.TIME_LIMIT, FailureCode.TIME_LIMIT, "The run reached its time limit.", now)
         return None

@@ -31,7 +31,8 @@ class Rounds:
     `report` sends a message to the supervisor. `on_round_began` is called when a round after the first begins.
     `started_at` is when the ranks of this round were started (monotonic; None: not yet). `mpi` is the `mpi.Mpi` that
     starts the ranks; None if this launcher starts them. `Agent` sets `mpi` later, because `Mpi` calls
-    `report_running` and `note_all_started`.
+    `report_running` and `note_all_started`. `awaits_restart` is whether this node has asked the hub for another round.
+    It must not end before the answer.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Rounds:
         self._ended_members: Set[int] = set()  # on the hub: the nodes on which the ranks of that round have ended
         self._is_reconnecting = False  # in a soft round, until all ranks have reconnected
         self.started_at: Optional[float] = None
+        self.awaits_restart = False
 
     @property
     def number(self) -> int:
@@ -113,10 +115,16 @@ class Rounds:
             self._note_member_ended(node)
         elif kind == "restart_round" and message.get("round") == self.number:
             # Even if all ranks have reconnected by now: the node that sent this did not know, and reports no failure.
-            self._announce_round(self._round.restarted())
+            # But a node that has finished would join no other round, and only ranks of a soft round reconnect.
+            if self._round.soft and not self._peers.any_finished:
+                self._announce_round(self._round.restarted())
+            else:
+                self._peers.send({"type": "restart_refused", "round": self.number})
+        elif kind == "restart_refused" and message.get("round") == self.number:
+            self.awaits_restart = False
         else:
             # Messages about an earlier round are ignored, but they are about rounds, so the result is True.
-            return kind in ("start", "round", "reconnected", "ranks_ended", "restart_round")
+            return kind in ("start", "round", "reconnected", "ranks_ended", "restart_round", "restart_refused")
         return True
 
     def continue_without(self, node: int) -> Optional[str]:
@@ -210,6 +218,7 @@ class Rounds:
     def _enter_round(self, next_round: Round) -> None:
         """Begin the next round: a soft one at once, a hard one once the ranks of this round have ended."""
         self._round = next_round
+        self.awaits_restart = False
         # If no ranks run, none can reconnect, so the round is a hard one.
         self._is_reconnecting = next_round.soft and self.started_at is not None
         self._on_round_began()
@@ -231,6 +240,7 @@ class Rounds:
         if self._is_hub:
             self._announce_round(self._round.restarted())
         else:
+            self.awaits_restart = True
             self._peers.send({"type": "restart_round", "round": self.number})
 
     def _note_all_ended(self) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from runtime.backends.kubernetes.outcome import derive_status
-from runtime.backends.kubernetes.state import SpecSummary, Termination, dump_status, load_status
+from runtime.backends.kubernetes.state import EXTERNALLY_DELETED, SpecSummary, Termination, dump_status, load_status
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, Span
 from tests.runtime.backends.samples import END, FAILED, JOB, START, ended, running
 
@@ -270,6 +270,34 @@ def test_a_run_in_a_customers_image_cannot_date_its_own_end():
     lost = dict.fromkeys((0, 1), END + 40)
     ended_status = status_of(job, running(0), running(1), records=BOTH, unreachable_since=lost, now=END + 70)
     assert (ended_status.outcome, ended_status.finished_at) == (Outcome.COMPLETED, END), "lost after its end"
+    stop = Termination(Outcome.STOPPED, FailureCode.STOPPED, "The run was stopped on request.", END)
+    stopped = dataclasses.replace(job, termination=stop)
+    overdue = (running(0, deletion_deadline=END + 40), running(1, deletion_deadline=END + 40))
+    # Node 1 has no record in the second case, and the kubelet reports a success of node 0.
+    for pods, records in ((overdue, forged), ((ended(0, finished_at=START), overdue[1]), {0: forged[0]})):
+        status = status_of(stopped, *pods, records=records, now=END + 90)
+        assert (status.outcome, status.finished_at) == (Outcome.STOPPED, END + 40), "its pods are only late"
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_completed"),
+    [
+        ({"exit_code": 255, "container_reason": "Unknown"}, True),
+        ({**UNKNOWN, **EVICTION}, True),
+        ({**UNKNOWN, **DRAIN}, True),
+        ({"exit_code": None, "container_reason": "", "disruption": EXTERNALLY_DELETED}, True),
+        ({**UNKNOWN, **EVICTION, "pod_message": OWN_LIMIT}, False),
+        ({**UNKNOWN, "deletion_deadline": END}, False),
+    ],
+    ids=["machine restarted", "evicted", "drained", "deleted", "evicted for its own limit", "stopped"],
+)
+def test_a_recorded_success_in_a_customers_image_counts_if_the_platform_ended_its_pod(pod, *, is_completed):
+    """It counts where the run would be free without it. Where it would not, a forged record would make it free."""
+    is_stopped = "deletion_deadline" in pod
+    stop = Termination(Outcome.STOPPED, FailureCode.STOPPED, "stopped", END - 1) if is_stopped else None
+    job = dataclasses.replace(CUSTOMERS_IMAGE, termination=stop)
+    status = status_of(job, ended(0), ended(1, 137, **pod), records={1: record(exit_code=0, finished_at=END)})
+    assert (status.outcome is Outcome.COMPLETED) is is_completed
 
 
 def test_a_customers_image_without_python_is_a_code_failure():

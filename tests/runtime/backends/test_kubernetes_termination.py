@@ -24,8 +24,8 @@ def scheduled_pod(node, at=START, **changes):
     return PodState(node, uid=f"p{node}", created_at=at, machine="m", scheduled_at=at, **changes)
 
 
-def termination_of(*pods, waiting=GPUS, now=START + 101, job=STARTED_JOB, started_at=None, config=CONFIG):
-    phase = RunPhase.STARTING if started_at is None else RunPhase.RUNNING
+def termination_of(*pods, waiting=GPUS, now=START + 101, job=STARTED_JOB, started_at=None, config=CONFIG, phase=None):
+    phase = phase or (RunPhase.STARTING if started_at is None else RunPhase.RUNNING)
     status = RunStatus("job-1-1", phase, started_at=started_at)
     return find_termination(job, {pod.node: pod for pod in pods}, status, waiting, config=config, now=now)
 
@@ -91,14 +91,20 @@ def test_a_run_that_kueue_suspends_ends():
 
 
 @pytest.mark.parametrize(
-    ("builtin", "seconds_late", "is_ended"),
-    [(False, 1, True), (False, -1, False), (True, 1, False)],
-    ids=["an own image", "an own image, in time", "a platform image"],
+    ("builtin", "seconds_late", "phase", "is_ended"),
+    [
+        (False, 1, RunPhase.RUNNING, True),
+        (False, 1, RunPhase.STARTING, True),  # a lost node of a large elastic run has no saved Pod
+        (False, 1, RunPhase.STOPPING, False),
+        (False, -1, RunPhase.RUNNING, False),
+        (True, 1, RunPhase.RUNNING, False),
+    ],
+    ids=["an own image", "without one pod", "stopping", "an own image, in time", "a platform image"],
 )
-def test_a_run_whose_own_image_ignores_the_deadline_ends(builtin, seconds_late, *, is_ended):
+def test_a_run_whose_own_image_ignores_the_deadline_ends(builtin, seconds_late, phase, *, is_ended):
     spec = dataclasses.replace(STARTED_JOB.spec, builtin=builtin, deadline_seconds=100)
     now = START + 100 + DEADLINE_MARGIN_SECONDS + seconds_late
     job = dataclasses.replace(STARTED_JOB, spec=spec)
-    termination = termination_of(scheduled_pod(0), job=job, started_at=START, waiting=None, now=now)
+    termination = termination_of(scheduled_pod(0), job=job, started_at=START, waiting=None, now=now, phase=phase)
     assert (termination is not None) is is_ended
     assert termination is None or termination.outcome is Outcome.TIME_LIMIT

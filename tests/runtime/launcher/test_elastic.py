@@ -53,13 +53,21 @@ def test_a_rank_that_ends_before_its_node_knows_that_all_have_reconnected_restar
     group = SimpleNamespace(
         live_ranks=["a rank"], has_ended_ranks=False, succeeded=False, pids={}, terminate=lambda: None
     )
-    peers = SimpleNamespace(send=lambda _message: None, any_finished=False)
+    sent = []
+    peers = SimpleNamespace(send=sent.append, any_finished=False)
     rounds = Rounds(ELASTIC._replace(node=0, framework="horovod"), peers, group, lambda _report: None, lambda: None)
     rounds._has_started = True
     rounds._horovod_store = SimpleNamespace(assign=lambda _places: None, have_all_met=True)
     rounds.note_all_started()
+    rounds.handle_message(2, {"type": "restart_round", "round": 0})
+    assert rounds.number == 0, "no rank reconnects in round 0"
     rounds.continue_without(1)
     rounds.handle_timers(now=0.0)  # the hub knows that all have reconnected
+    peers.any_finished = True
+    rounds.handle_message(2, {"type": "restart_round", "round": 1})
+    assert rounds.number == 1, "a node that has finished joins no other round"
+    assert sent[-1] == {"type": "restart_refused", "round": 1}
+    peers.any_finished = False
     rounds.handle_message(2, {"type": "restart_round", "round": 1})
     assert (rounds.number, rounds.members) == (2, [0, 2])
 
