@@ -409,9 +409,11 @@ def _walk_entries(folder: Path) -> Iterator[Optional[os.stat_result]]:
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
-            except PermissionError:
+            except PermissionError:  # in the same way for all entries of this folder
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     yield None
+                entries.close()
+                os.close(open_folders.pop()[0])
                 continue
             except OSError as error:
                 _require_deleted(error)
