@@ -40,7 +40,7 @@ from console.web.amounts import parse_row_id, parse_seconds, time_text
 from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
 from console.web.training import specs_on_offer
 from jobs import inspection, notebooks, rows, selectors
-from jobs.errors import NotExtensible
+from jobs.errors import NotExtensible, QuotaExceeded
 from jobs.images import default_image, problems
 from jobs.inspection import NotInspectable
 from jobs.models import NOTEBOOK_SCRIPT, Job
@@ -198,7 +198,7 @@ def notebook_order(request: MemberRequest) -> HttpResponse:
         order = notebooks.place_notebook(
             membership=request.membership, quote=quote, idempotency_key=posted_key(request.POST)
         )
-    except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
+    except (InsufficientFunds, BudgetExceeded, QuotaExceeded) as error:  # the quote stays valid and can be bought later
         return _quote_card(request, quote, problem=str(error.message))
     except CustomerError as error:
         return _quote_card(request, quote, problem=error_text(error), stale=True)

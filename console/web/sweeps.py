@@ -35,6 +35,7 @@ from console.web.amounts import parse_row_id
 from console.web.quote_cards import currency_of, posted_ceiling, posted_key, quote_card, refused_card
 from jobs import cost_analysis, curves, rows
 from jobs import selectors as jobs
+from jobs.errors import QuotaExceeded
 from jobs.messages import SWEEP_END_SENTENCES
 from jobs.models import Job, Sweep, Trial
 from jobs.purchase import purchase_data
@@ -164,7 +165,7 @@ def sweep_order(request: MemberRequest) -> HttpResponse:
             quote=quote,
             idempotency_key=posted_key(request.POST),
         )
-    except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
+    except (InsufficientFunds, BudgetExceeded, QuotaExceeded) as error:  # the quote stays valid and can be bought later
         return _quote_card(request, quote, problem=str(error.message))
     except CustomerError as error:
         return _quote_card(request, quote, problem=error_text(error), stale=True)

@@ -42,6 +42,7 @@ from jobs import checkout, comparison, free_estimates, orders, packages, reruns,
 from jobs import selectors as jobs
 from jobs.clusters import resolve_cluster_name, resources_of
 from jobs.environment import code_settings, lines_of
+from jobs.errors import QuotaExceeded
 from jobs.fault_tolerance import MAX_RETRIES
 from jobs.images import any_cluster_pulls_images, default_image, problems
 from jobs.launch_preview import launch_preview
@@ -308,7 +309,7 @@ def training_order(request: MemberRequest) -> HttpResponse:
             quote=quote,
             idempotency_key=posted_key(request.POST),
         )
-    except (InsufficientFunds, BudgetExceeded) as error:  # the quote stays valid and can be bought later
+    except (InsufficientFunds, BudgetExceeded, QuotaExceeded) as error:  # the quote stays valid and can be bought later
         return _quote_card(request, quote, problem=str(error.message))
     except CustomerError as error:
         return _quote_card(request, quote, problem=error_text(error), stale=True)

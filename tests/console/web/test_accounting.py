@@ -71,7 +71,9 @@ def test_a_quote_says_which_limit_is_reached_and_pages_of_money_show_the_budgets
     assert 'id="buy-bar"' not in shown, "the bar of phones"
     api = owner_page.post(reverse("api_quotes"), customer.form(), content_type="application/json").json()
     assert sentence in api["refusal"]
-    assert sentence in owner_page.post(reverse("training_order"), {"quote": str(quote.pk)}).text
+    refused = owner_page.post(reverse("training_order"), {"quote": str(quote.pk)}).text
+    assert sentence in refused
+    assert reverse("training_comparison", args=[quote.pk]) in refused, "the quote can be bought later"
     assert Job.objects.count() == before
     for page in ("wallet", "cost_list"):  # the number is the share of the budget that is used, in per cent
         is_alert_shown = 'data-budget-alert="100"' in owner_page.get(reverse(page)).text
