@@ -138,7 +138,14 @@ class Mpi:
         if self._code_has_started:
             # The code can stop mpirun, which has worked for the rank that runs it.
             return new_cause(kind="code_failed", code="ranks_not_started", node=self._node, message=text)
-        return new_cause(kind="platform_error", code="node_not_started", node=self._node, message=text)
+        # `starter` tells `supervision.outcome` what did not start the ranks.
+        return new_cause(
+            kind="platform_error",
+            code="node_not_started",
+            node=self._node,
+            message=text,
+            data={"node": self._node, "starter": "mpirun"},
+        )
 
     def handle_message(self, message: Message) -> bool:
         """Handle another launcher's message; return whether it was about MPI.

@@ -174,14 +174,14 @@ def _causes(records: Sequence[RecordData], members: set[int]) -> list[Cause]:
 
 
 def _blame_code_for_report(cause: Cause, record: RecordData) -> Cause:
-    """Turn an unconfirmed report about other nodes, or of a failed start, into a failure of the code.
+    """Turn an unconfirmed report about other nodes, or that mpirun started no ranks, into a failure of the code.
 
     Return any other cause unchanged. Only customer code can keep launchers from reaching each other while all
     supervisors live: it has killed a launcher, or cut it off from the others. NODES_NOT_MET is such a report, too, also
-    about the node's own launcher. All nodes had met before the code of one ran, so only code can keep another from
-    starting its ranks.
+    about the node's own launcher. mpirun had reached all nodes before the code of one ran, so only code can keep it
+    from starting the ranks of another.
     """
-    if cause.get("code") == FailureCode.NODE_NOT_STARTED:
+    if (cause.get("data") or {}).get("starter") == "mpirun":
         return {**cause, "kind": Outcome.CODE_FAILED, "code": FailureCode.RANKS_NOT_STARTED}
     if not _is_about_another_node(cause, record) and cause.get("code") != FailureCode.NODES_NOT_MET:
         return cause

@@ -154,14 +154,18 @@ def test_a_launchers_claim_alone_makes_no_run_free():
 
 
 @pytest.mark.parametrize(
-    ("begun_at", "outcome", "code"),
+    ("begun_at", "starter", "outcome", "code"),
     [
-        (10.0, Outcome.CODE_FAILED, FailureCode.RANKS_NOT_STARTED),
-        (None, Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED),
+        (10.0, "mpirun", Outcome.CODE_FAILED, FailureCode.RANKS_NOT_STARTED),
+        (None, "mpirun", Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED),
+        (10.0, None, Outcome.PLATFORM_ERROR, FailureCode.NODE_NOT_STARTED),  # such as a node without a record on Slurm
     ],
 )
-def test_a_node_that_code_of_another_kept_from_starting_is_paid_from_the_start_of_that_code(begun_at, outcome, code):
-    fault = cause("platform_error", 14.0, 1, code="node_not_started", message="mpirun did not start the ranks.")
+def test_a_node_that_code_of_another_kept_from_starting_is_paid_from_the_start_of_that_code(
+    begun_at, starter, outcome, code
+):
+    data = {"node": 1, "starter": starter} if starter else {}
+    fault = cause("platform_error", 14.0, 1, code="node_not_started", message="They did not start.", data=data)
     heard = record(0, started_at=begun_at, causes=[{**fault, "heard": True}])
     status = merge("r", 1.0, [heard, record(1, started_at=None, causes=[fault])])
     assert (status.outcome, status.failure.code, status.failure.node) == (outcome, code, 1)
