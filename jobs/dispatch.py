@@ -31,7 +31,7 @@ from jobs.states import ENDED, EndReason, JobState
 from jobs.submit_pool import SubmitPool, call_and_log_errors
 from jobs.usage import GRACE_SECONDS
 from runtime.backends.base import Backend
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.specs import Failure, FailureCode, RunPhase
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,11 @@ def stop_run(cluster_name: str, run_name: str) -> None:
     """Stop a run if it exists and has not ended. If the cluster does not answer, the next reconciliation asks again."""
     try:
         backend = cluster(cluster_name)
-        if backend.describe(run_name).phase is not RunPhase.ENDED:
+        try:
+            has_ended = backend.describe(run_name).phase is RunPhase.ENDED
+        except RunUnreadable:
+            has_ended = False
+        if not has_ended:
             backend.stop(run_name, GRACE_SECONDS)
     except (RunNotFound, BackendUnavailable):
         return

@@ -23,7 +23,7 @@ from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.backends.supervision import cgroups, shell_socket, submission
 from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
 from runtime.backends.supervision.node_plan import SupervisorPlan
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.files import FileLock
 from runtime.images import recipes
 from runtime.launcher import seccomp
@@ -117,7 +117,7 @@ class LocalBackend(FolderBackend):
         """See `Backend.stop`."""
         run = self._find(name)
         with contextlib.suppress(RunNotFound):  # the protocol: an unknown run needs no stop
-            if run.status().phase is not RunPhase.ENDED:
+            if not _has_ended(run):
                 run.request_stop(grace_seconds)
 
     def extend(self, name: str, deadline_seconds: int) -> None:
@@ -194,7 +194,7 @@ class LocalBackend(FolderBackend):
         for path in (self._root / ".active").iterdir():
             run = self._find(path.name)
             try:
-                if run.status().phase is RunPhase.ENDED:
+                if _has_ended(run):
                     continue
                 submission = run.submission()
             except RunNotFound:  # a submission that was interrupted or is not complete yet
@@ -334,3 +334,11 @@ class LocalBackend(FolderBackend):
         """Return the run of this name, which may not exist. Raises RunNotFound for a name that is no run's folder."""
         check_folder_name(name)
         return Run(self._root, name)
+
+
+def _has_ended(run: Run) -> bool:
+    """Return whether a run has ended. One whose files cannot be read may still run. Raises RunNotFound."""
+    try:
+        return run.status().phase is RunPhase.ENDED
+    except RunUnreadable:
+        return False

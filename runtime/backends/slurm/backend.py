@@ -117,10 +117,13 @@ class SlurmBackend(FolderBackend):
         """See `Backend.stop`."""
         run = self._find(name)
         try:
-            if run.status().phase is not RunPhase.ENDED:
-                run.request_stop(grace_seconds)
+            has_ended = run.status().phase is RunPhase.ENDED
         except RunNotFound:
             return
+        except RunUnreadable:  # it may still run, and must be stopped all the same
+            has_ended = False
+        if not has_ended:
+            run.request_stop(grace_seconds)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
@@ -337,7 +340,7 @@ class SlurmBackend(FolderBackend):
         """Return the run's job as Slurm last reported it, without asking Slurm; None if the report lacks the job."""
         try:
             job_id = self._find(name).submission()["job_id"]
-        except RunNotFound:
+        except (RunNotFound, RunUnreadable):
             return None
         return self._slurm.known_jobs().get(job_id)
 

@@ -13,7 +13,7 @@ from runtime.backends.local.runs import Run
 from runtime.backends.supervision import peer_liveness
 from runtime.errors import NoCapacity, RunNotFound, RunUnreadable
 from runtime.launcher import disk
-from runtime.specs import Outcome
+from runtime.specs import Outcome, RunPhase
 from tests.runtime.backends.contract import STUBBORN, WAIT
 
 pytestmark = pytest.mark.rerun_if_late("its runs are real processes, with time limits of seconds")
@@ -80,6 +80,17 @@ def test_a_run_is_not_lost_while_its_files_cannot_be_read(harness, monkeypatch):
             patch.setattr(peer_liveness, "read_record", read)
             with pytest.raises(RunUnreadable, match="Input/output error"):
                 harness.backend.describe("job-1-1")
+
+
+def test_a_live_run_that_cannot_be_read_counts_and_is_stopped(harness, monkeypatch):
+    harness.submit(WAIT)
+    harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    free = harness.backend.capacity()
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "status", Mock(side_effect=RunUnreadable))
+        assert harness.backend.capacity() == free
+        harness.backend.stop("job-1-1", 1)
+    harness.wait_for_outcome(Outcome.STOPPED)
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):
