@@ -87,18 +87,26 @@ class _GuardedBackend:
         try:
             result = call(*arguments, **options)
         except RunUnreadable:
-            raise  # one run's files cannot be read, which must not stop the calls for other runs
+            # One run's files cannot be read, which must not stop the calls for other runs, unless the storage hangs.
+            self._fail_if_slow(started)
+            raise
         except BackendUnavailable as error:
             # The last failure was no slow call, so `close_if_reachable` may end the pause.
             _call_cache(cache.delete, _slow_key(self._name))
             self._fail(str(error))
             raise
-        if (seconds := time.monotonic() - started) > SLOW_SECONDS:
-            _call_cache(cache.set, _slow_key(self._name), True, MEMORY_SECONDS)
-            self._fail(f"It took {seconds:.0f} s to answer.")
-        elif _call_cache(cache.get, _failures_key(self._name)):
+        if not self._fail_if_slow(started) and _call_cache(cache.get, _failures_key(self._name)):
             _call_cache(cache.delete, _failures_key(self._name))
         return result
+
+    def _fail_if_slow(self, started: float) -> bool:
+        """Count a failure if a call since `started` (monotonic) took too long. Return whether it did."""
+        seconds = time.monotonic() - started
+        if seconds <= SLOW_SECONDS:
+            return False
+        _call_cache(cache.set, _slow_key(self._name), True, MEMORY_SECONDS)
+        self._fail(f"It took {seconds:.0f} s to answer.")
+        return True
 
     def _fail(self, reason: str) -> None:
         """Count a failure and open the circuit for the pause that follows from the number of failures in a row."""

@@ -41,6 +41,10 @@ def test_answers_and_errors_pass_through(fake, tmp_path, monkeypatch):
     with pytest.raises(RunUnreadable):
         west.describe("job-1-1")
     assert not circuit_is_open("west")
+    monkeypatch.setattr("jobs.circuit_breaker.SLOW_SECONDS", -1)  # the storage hangs
+    with pytest.raises(RunUnreadable):
+        west.describe("job-1-1")
+    assert circuit_is_open("west")
 
 
 def test_an_unavailable_cluster_is_called_by_no_process(fake):
