@@ -14,6 +14,7 @@ from django.forms import BaseInlineFormSet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
@@ -337,8 +338,9 @@ def _large_changes(draft: models.PriceBook) -> list[str]:
 
     It is compared with the book that is in effect when the draft begins.
     """
+    now = timezone.now()
     try:
-        replaced = pricebooks.current_book(currency=draft.currency, at=draft.effective_from)
+        replaced = pricebooks.current_book(currency=draft.currency, at=max(draft.effective_from or now, now))
     except NotPriced:
         return []
     return [

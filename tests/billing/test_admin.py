@@ -160,6 +160,9 @@ class TestPriceBook:
         later = pricebooks.copy(book=original)
         PriceBook.objects.filter(pk=later.pk).update(effective_from=starts + timedelta(days=1))
         assert "$0.01 → $3.60" in act(admin, "pricebook", "publish", later)
+        later.prices.update(amount=Decimal(1))
+        PriceBook.objects.filter(pk=later.pk).update(effective_from=starts - timedelta(days=999))
+        assert "$3.60 → $0.01" in act(admin, "pricebook", "publish", later), "a date that has passed counts as now"
 
     def test_is_previewed_and_compared(self, admin, account):
         run(account, 100, node_spec="small", product="metered")
