@@ -105,14 +105,15 @@ def place_check(*, membership: Membership, data: Mapping[str, Any], idempotency_
 
 
 def _ordered_by(order: Order, placement: Placement) -> bool:
-    """Return whether an order is a check of this image on these nodes.
+    """Return whether an order is a check of this image and framework on these nodes.
 
     The workspace and the versions of datasets are not compared: their defaults may have changed since the order.
     """
     job, chosen = order.job, placement
     return (
         job.is_check
-        and (job.image_id, job.node_spec_id) == (chosen.image.pk, chosen.node_spec.pk)
+        and (job.framework, job.image_id) == (chosen.framework, chosen.image.pk)
+        and job.node_spec_id == chosen.node_spec.pk
         and (job.nodes, job.workers_per_node) == (chosen.nodes, chosen.workers_per_node)
     )
 
