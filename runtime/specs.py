@@ -278,7 +278,7 @@ class FailureCode(enum.StrEnum):
     NODE_SILENT = "node_silent"
     """The node stopped answering: it was frozen, or cut off from the others."""
     NODE_NOT_STARTED = "node_not_started"
-    """The node could not be prepared, or did not start in time."""
+    """The node could not be prepared, or did not start in time. `data`: `starter` "mpirun" if that started no rank."""
     NODES_NOT_MET = "nodes_not_met"
     """The nodes did not connect to each other in time."""
     NODES_NOT_PLACED = "nodes_not_placed"

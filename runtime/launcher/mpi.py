@@ -138,7 +138,7 @@ class Mpi:
         if self._code_has_started:
             # The code can stop mpirun, which has worked for the rank that runs it.
             return new_cause(kind="code_failed", code="ranks_not_started", node=self._node, message=text)
-        # `starter` tells `supervision.outcome` what did not start the ranks.
+        # By `starter`, `supervision.outcome` knows that code of another node may have stopped mpirun.
         return new_cause(
             kind="platform_error",
             code="node_not_started",

@@ -274,7 +274,7 @@ def test_the_status_of_a_cluster_is_stored_when_it_changes(db):
     snapshot = CapacitySnapshot.objects.create(node_spec=NodeSpecFactory(cluster="west"))
     clusters.record_status(name="west", answers=False)
     snapshot.refresh_from_db()
-    assert not snapshot.answers  # whatever a pass of the scheduler has stored
+    assert not snapshot.answers, "also if a pass of the scheduler has stored that it answers"
     # A cluster without a stored status counts as one that answers.
     assert (clusters.does_answer("west"), clusters.does_answer("east")) == (False, True)
 
