@@ -72,7 +72,8 @@ def alternatives(job: Job) -> list[Alternative]:
     prices = price_rows(job.order.quote.book) if times else []
     result = []
     for count, seconds in times.items():
-        if own_seconds and count == job.nodes:
+        # A free estimate cost nothing. Its own row has the price of a paid run, as the other rows have.
+        if own_seconds and count == job.nodes and job.order.quote.ceiling_minor:
             basis = Basis.OWN
             # For a completed job, this is the receipt's total once it is settled.
             cost_minor: int | None = job.order.hold.metered_minor

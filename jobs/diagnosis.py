@@ -17,7 +17,7 @@ from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy
 
 from jobs.states import EndReason
-from runtime.specs import FailureCode
+from runtime.specs import IMAGE_FAILURES, FailureCode
 
 MAX_LOG_LENGTH = 32 * 1024
 """Characters of the output that are searched, from its end: enough for the tracebacks of several ranks."""
@@ -232,6 +232,28 @@ CAUSES: tuple[Cause, ...] = (
         gettext_lazy("This was not your code, so this attempt is free. Run it again."),
         Fix.RERUN,
         reasons=frozenset({EndReason.NODE_LOST, EndReason.PLATFORM_ERROR, EndReason.NO_CAPACITY}),
+    ),
+    Cause(
+        "ranks_not_started",
+        gettext_lazy("mpirun did not start all ranks."),
+        gettext_lazy(
+            "Some ranks had started, so your code may have stopped mpirun. Let it run until all ranks have started."
+        ),
+        codes=frozenset({FailureCode.RANKS_NOT_STARTED}),
+    ),
+    Cause(
+        "image",
+        gettext_lazy("The image of this run could not be used."),
+        gettext_lazy("Your code did not start. Correct the image or its registry's credentials, then run it again."),
+        Fix.RERUN,
+        codes=IMAGE_FAILURES,
+    ),
+    Cause(
+        "refused",
+        gettext_lazy("The run could not start as it was ordered."),
+        gettext_lazy("Your code did not start. Correct what is missing, then run it again."),
+        Fix.RERUN,
+        codes=frozenset({FailureCode.REFUSED}),
     ),
     # Arguments of the script.
     Cause(

@@ -387,10 +387,11 @@ class EstimateOutcome:
 
 
 def outcome(job: Job) -> EstimateOutcome | None:
-    """Compare a job, loaded with its quote, with its estimate; None if it did not complete."""
-    if job.state != JobState.SUCCEEDED or job.started_at is None or job.finished_at is None:
+    """Compare a job, loaded with its quote, with its estimate; None if it did not complete or was a free run."""
+    basis = job.order.quote.basis  # the estimate, as the quote stores it; that of a free run is only its time limit
+    is_complete = job.state == JobState.SUCCEEDED and basis.get("source") != "free"
+    if not is_complete or job.started_at is None or job.finished_at is None:
         return None
-    basis = job.order.quote.basis  # the estimate, as the quote stores it
     return EstimateOutcome(
         job=job,
         source=str(basis.get("source", "")),

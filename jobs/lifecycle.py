@@ -32,7 +32,7 @@ from jobs.states import (
     pays_for_hang,
 )
 from runtime.json_values import storable
-from runtime.specs import Failure, FailureCode, Outcome, RunPhase, RunStatus
+from runtime.specs import IMAGE_FAILURES, Failure, FailureCode, Outcome, RunPhase, RunStatus
 
 MAX_PLATFORM_FAULTS = 3
 """After this many platform faults, whose attempts are free, a job ends: a fourth attempt rarely cures a repeated fault.
@@ -50,19 +50,6 @@ PLACEMENT_BACKOFF = timedelta(seconds=30)
 """Wait after the first failed placement. It doubles after each further one."""
 MAX_PLACEMENT_BACKOFF = timedelta(minutes=15)
 """Longest wait after a failed placement."""
-IMAGE_FAILURES = frozenset(
-    {
-        FailureCode.IMAGE_NAME,
-        FailureCode.IMAGE_CREDENTIALS,
-        FailureCode.IMAGE_NETWORK,
-        FailureCode.IMAGE_UNUSABLE,
-        FailureCode.IMAGE_TOO_LARGE,
-        FailureCode.IMAGE_TOO_SLOW,
-        FailureCode.IMAGE_NOT_UNPACKED,
-    }
-)
-"""Code failures that no retry follows. Another attempt would rarely succeed, and would occupy machines that nobody pays
-for while they wait for the image."""
 
 REASON_BY_OUTCOME: dict[Outcome, EndReason] = {
     Outcome.COMPLETED: EndReason.COMPLETED,
@@ -323,6 +310,7 @@ def _retry_after(job: Job, attempt: Attempt) -> timedelta | None:
     if reason not in PLATFORM_FAULTS | CODE_FAILURES:
         return None
     if reason in CODE_FAILURES and (attempt.failure or {}).get("code") in IMAGE_FAILURES:
+        # Another attempt would rarely succeed, and would occupy machines that nobody pays for meanwhile.
         return None
     attempts = list(job.attempts.all())  # including `attempt`, so each count below is at least 1
     if reason is EndReason.NO_CAPACITY:

@@ -56,7 +56,7 @@ END_SENTENCES = {
 """Why a job ended and, except for platform faults, who pays."""
 
 FREE_END_SENTENCES = {
-    EndReason.CODE_FAILED: gettext_lazy("Your code ended with an error. This run was free."),
+    EndReason.CODE_FAILED: gettext_lazy("The run ended with an error. It was free."),
     EndReason.OUT_OF_MEMORY: gettext_lazy(
         "The run used more memory than its nodes have. Choose a larger node spec or a smaller batch size. "
         "This run was free."

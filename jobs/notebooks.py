@@ -53,7 +53,7 @@ from jobs.purchase import (
     NotebookPurchase,
     parse_notebook,
 )
-from jobs.states import JobState, OnHang
+from jobs.states import PLATFORM_FAULTS, JobState, OnHang
 from jobs.tasks import extend_job
 from runtime.backends.base import Tunnel
 from runtime.errors import RuntimeFault
@@ -117,10 +117,11 @@ def _priced(node_spec: NodeSpec) -> PricedPurchase:
 def hourly_price_to_inspect(job: Job) -> int | None:
     """Return the price per hour, in minor units, of a notebook in which a member can look into a failed job.
 
-    None if the job's page offers no notebook: the job did not fail, ran no customer's script or lost its workspace, or
-    its node type has no notebooks or no price.
+    None if the job's page offers no notebook: the job did not fail, its code is not at fault or never started, it ran
+    no customer's script or lost its workspace, or its node type has no notebooks or no price.
     """
-    if job.state != JobState.FAILED or job.builtin_script or job.workspace.deleted_at or not is_offered():
+    is_fault_of_code = job.state == JobState.FAILED and job.started_at and job.reason not in PLATFORM_FAULTS
+    if not is_fault_of_code or job.builtin_script or job.workspace.deleted_at or not is_offered():
         return None
     try:
         has_notebooks = job.node_spec.is_active and cluster(job.node_spec.cluster).has_notebooks

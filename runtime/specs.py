@@ -316,6 +316,20 @@ class FailureCode(enum.StrEnum):
     """Set by the console: an administrator ended the run so that another attempt starts."""
 
 
+IMAGE_FAILURES = frozenset(
+    {
+        FailureCode.IMAGE_NAME,
+        FailureCode.IMAGE_CREDENTIALS,
+        FailureCode.IMAGE_NETWORK,
+        FailureCode.IMAGE_UNUSABLE,
+        FailureCode.IMAGE_TOO_LARGE,
+        FailureCode.IMAGE_TOO_SLOW,
+        FailureCode.IMAGE_NOT_UNPACKED,
+    }
+)
+"""The codes of runs whose image could not be used, so that no code of theirs started."""
+
+
 class WaitingCode(enum.StrEnum):
     """The reason why an accepted run does not run yet. Names in backquotes are the keys of `RunStatus.waiting_data`."""
 

@@ -46,7 +46,7 @@ from jobs.diagnosis import Fix
 from jobs.failures import Explanation
 from jobs.messages import running_sentence, stopping_sentence
 from jobs.models import Job, title_of_reason
-from jobs.states import JobState
+from jobs.states import PLATFORM_FAULTS, JobState
 from runtime.errors import RuntimeFault
 from storage import selectors as storage
 from storage.models import Allocation
@@ -264,7 +264,9 @@ def _fix_button(job: Job, explanation: Explanation, *, has_files: bool) -> dict[
         title = _("Open %(file)s") % {"file": posixpath.basename(path or job.code_path)}
         return {"url": f"{url}#L{frame.line}" if path else url, "title": title, "icon": "file-text"}
     url = order_url + urlencode({"rerun": job.pk})
-    return {"url": url, "title": _("Change the order and run again"), "icon": "repeat"}
+    # After a fault of the platform, nothing in the order needs a change.
+    title = _("Run again") if job.reason in PLATFORM_FAULTS else _("Change the order and run again")
+    return {"url": url, "title": title, "icon": "repeat"}
 
 
 def _path_in_workspace(job: Job, file: str) -> str:

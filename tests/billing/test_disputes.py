@@ -110,6 +110,7 @@ def test_each_withdrawal_is_mailed_and_switches_automatic_top_ups_off(provider):
 
     assert deliver() == (1, False, "disputed")
     assert "until the bank decides" in mail.outbox[0].body
+    assert f", {timezone.now().year}" in mail.outbox[0].body.partition("The payment was made on:")[2]
     end_dispute(provider, "won")
     assert deliver() == (1, True, "")
     # The bank may withdraw the money again much later.

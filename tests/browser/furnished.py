@@ -98,6 +98,7 @@ def _fill_storage(customer):
     metrics = {"loss": {"last": 0.2, "lowest": 0.1, "highest": 0.9}}
     ModelVersionFactory(model=model, lineage=LINEAGE | {"metrics": metrics})
     ModelVersionFactory(model=model)
+    ModelVersionFactory(model=ModelFactory(organization=customer.organization, name="m" * 63))  # the longest name
     customer.write("notes/plan.md", "# Plan\n")
     (customer.folder / "notes" / "curve.png").write_bytes(PNG)
     code = {"cell_type": "code", "source": "plot()", "execution_count": 1, "outputs": [
@@ -115,7 +116,7 @@ def _fill_storage(customer):
         user=customer.membership.user,
         name="ours",
         title="Ours",
-        reference="registry.example.com/ours:1",
+        reference=f"registry.example.com/{'r' * 200}:1",
         frameworks=["pytorch"],
     )
 

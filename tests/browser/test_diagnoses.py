@@ -60,7 +60,7 @@ CASES = [
          outcome=Outcome.DISK_FULL, file="", is_raised=False),
     Case("time limit", "The run reached its time limit before it was done.", "Continue with a higher time limit",
          outcome=Outcome.TIME_LIMIT, fields={"from_checkpoint": "{job}"}, is_raised=False),
-    Case("platform", "The platform could not complete this run.", RERUN,
+    Case("platform", "The platform could not complete this run.", "Run again",
          outcome=Outcome.NODE_LOST, fields={}, is_billed=False, is_raised=False),
     Case("hang", "The run hung: no rank made progress any more.", RERUN,
          outcome=Outcome.HUNG, fields={}, is_billed=False, is_raised=False),  # it never made progress

@@ -160,9 +160,12 @@ ENDS = {
     "disk_full": {"reason": "disk_full", "code": "disk_full"},
     "time_limit": {"reason": "time_limit", "code": "time_limit"},
     "hang": {"reason": "hung", "code": "hung"},
-    "platform": {"reason": "node_lost", "code": "node_lost", "log": "KeyError: 'x'"},
+    "platform": {"reason": "platform_error", "code": "image_network", "log": "KeyError: 'x'"},  # a built-in image
     "packages_failed": {"reason": "packages_failed"},
     "launcher_killed": {"code": "launcher_killed"},
+    "ranks_not_started": {"code": "ranks_not_started"},
+    "image": {"code": "image_name"},
+    "refused": {"code": "refused"},
     "rendezvous": {"code": "nodes_not_met"},
     "interrupted": {"signal": "SIGTERM"},
 }

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from jobs import estimates, free_estimates
+from jobs import cost_analysis, estimates, free_estimates, selectors
 from jobs.estimates import EarlierRun, estimate_from_runs, pace_of
 from jobs.models import Attempt, Job
 from jobs.purchase import parse
@@ -183,6 +183,11 @@ def test_an_outcome_compares_a_job_with_its_quote(customer):
     outcome = estimates.outcome(job)  # the quote, by the reference: 100 s at p50, 150 s at p90
     assert (outcome.error, outcome.is_within_p90) == (pytest.approx(0.3), True)
     assert estimates.outcome(customer.job()) is None
+    free = customer.run(free_estimates.order_free_estimate(membership=customer.membership, data=customer.form()).job)
+    free_job = customer.end(free, Outcome.COMPLETED)
+    assert estimates.outcome(free_job) is None, "its time limit is not an estimate"
+    [own, *_others] = cost_analysis.alternatives(selectors.job_for(customer.organization, free_job.pk))
+    assert (own.nodes, own.basis, own.cost_minor > 0) == (1, cost_analysis.Basis.MEASURED, True)
 
 
 def test_accuracy_is_reported_by_week_and_source():

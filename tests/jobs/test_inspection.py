@@ -8,6 +8,7 @@ from jobs.inspection import NotInspectable
 from jobs.models import Attempt, Job
 from jobs.packages import FILE_NAME
 from jobs.results import is_needed, remove
+from jobs.states import EndReason
 from runtime.specs import Mount, Outcome
 from storage.errors import InUse
 from tests.factories.notebooks import notebook_form, sell_notebook
@@ -77,6 +78,9 @@ def test_the_price_to_look_into_a_failed_job_is_that_of_a_notebook(customer, fai
     )
     assert notebooks.hourly_price_to_inspect(failed) == quote.ceiling_minor
     assert notebooks.hourly_price_to_inspect(customer.ended_with_log()) is None  # it succeeded
+    for change in ({"reason": EndReason.NODE_LOST}, {"reason": failed.reason, "started_at": None}):
+        Job.objects.filter(pk=failed.pk).update(**change)  # its code is not at fault, or never started
+        assert notebooks.hourly_price_to_inspect(Job.objects.get(pk=failed.pk)) is None
     customer.backend.has_notebooks = False
     assert notebooks.hourly_price_to_inspect(failed) is None
     customer.backend.has_notebooks = True
