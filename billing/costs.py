@@ -18,7 +18,7 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce, TruncDate
 from django.utils import timezone
 
-from billing.models import Account, Hold, Receipt
+from billing.models import Account, Hold, Invoice, Receipt
 from console.accounts.models import Organization
 from console.accounts.zones import installation_time
 
@@ -146,6 +146,17 @@ def receipts(organization: Organization, month: Month) -> QuerySet[Receipt]:
 def spent_minor(organization: Organization, month: Month) -> int:
     """Return the total spend of a month in minor units."""
     return int(receipts(organization, month).aggregate(total=Sum("total_minor", default=0))["total"])
+
+
+def returned_minor(organization: Organization, month: Month) -> int:
+    """Return what the credit notes of a month returned, in minor units, without tax that was added on top."""
+    notes = Invoice.objects.filter(
+        organization=organization,
+        kind=Invoice.Kinds.CREDIT_NOTE,
+        issued_at__gte=month.start,
+        issued_at__lt=month.end,
+    )
+    return -int(notes.aggregate(total=Sum("subtotal_minor", default=0))["total"])
 
 
 def spending(organization: Organization, month: Month) -> list[Spend]:

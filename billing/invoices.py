@@ -307,7 +307,7 @@ def _post_note(note: Invoice) -> None:
     ledger.post(
         reference=f"credit-note:{note.sequence}",
         kind="credit-note",
-        description=note.reason,
+        description=f"{note.number}: {note.reason}"[:255],
         entries=[(wallet, returned), (revenue, -returned - note.tax_minor), (tax_office, note.tax_minor)],
     )
     if note.credits_minor:

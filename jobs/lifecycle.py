@@ -108,14 +108,17 @@ def transition(
         setattr(job, name, value)
 
 
-def request_cancel(*, job: Job, actor: User | None) -> None:
-    """Cancel a queued job; change an active one to STOPPING. The caller has locked `job` and stops its run."""
+def request_cancel(*, job: Job, actor: User | None, why: str = "") -> None:
+    """Cancel a queued job; change an active one to STOPPING. The caller has locked `job` and stops its run.
+
+    `why`: an administrator's reason, which the customer sees.
+    """
     now = timezone.now()
     if job.state == JobState.QUEUED:
-        _finish(job, EndReason.CANCELLED, actor=actor, cancel_requested_at=now)
+        _finish(job, EndReason.CANCELLED, actor=actor, cancel_requested_at=now, detail=why)
     else:
         data = {"has_started": job.started_at is not None}
-        transition(job=job, to=JobState.STOPPING, actor=actor, data=data, cancel_requested_at=now)
+        transition(job=job, to=JobState.STOPPING, actor=actor, data=data, cancel_requested_at=now, detail=why)
 
 
 def request_move(*, job: Job, why: str) -> Attempt | None:
@@ -283,13 +286,18 @@ def _end_locked(
         data={
             "reason": reason,
             "failure": _failure_for_event(attempt),
+            "is_moved": _was_moved(attempt),
             "retry": True,
             "wait_seconds": wait.total_seconds(),
         },
         started_at=None,
         not_before=not_before,
         waiting_code="backoff" if not_before else "retry",  # see `waiting.RETRY_CODES`
-        waiting_data={"reason": reason, "at": not_before.isoformat() if not_before else ""},
+        waiting_data={
+            "reason": reason,
+            "is_moved": _was_moved(attempt),
+            "at": not_before.isoformat() if not_before else "",
+        },
     )
     _meter(job)  # an attempt that ended by a platform fault is now free
 
@@ -388,7 +396,9 @@ def _finish(
     # Not set yet if the job was cancelled before it was observed to run.
     if attempt and attempt.started_at:
         fields["started_at"] = attempt.started_at
-    fields.setdefault("detail", attempt.detail if attempt else "")
+    # While a job is being cancelled, `detail` is an administrator's reason: see `request_cancel`.
+    stop_reason = job.detail if reason is EndReason.CANCELLED else ""
+    fields.setdefault("detail", stop_reason or (attempt.detail if attempt else ""))
     if reason is EndReason.COMPLETED:
         fields |= {"progress": 1.0, "epoch": job.epochs}
     transition(

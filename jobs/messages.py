@@ -507,7 +507,12 @@ def _free_machines_sentence(code: str, data: Mapping[str, Any]) -> str:
 
 
 def retry_sentence(data: Mapping[str, Any]) -> str:
-    """Return why a job is retried, and who pays for the last attempt. `data` has that attempt's end `reason`."""
+    """Return why a job is retried, and who pays for the last attempt.
+
+    `data` has that attempt's end `reason`, and `is_moved` if an administrator ended it.
+    """
+    if data.get("is_moved"):
+        return _("An administrator ended the last attempt, so that another one starts. That attempt is free.")
     sentences = {
         EndReason.CODE_FAILED: _(
             "The last attempt failed with an error in the code. The run is retried, as you ordered."
@@ -616,7 +621,8 @@ def event_sentence(
         }
     failure = failure_sentence(data["failure"]) if data.get("failure") else ""
     if data.get("retry"):
-        return join_sentences(failure, retry_sentence(data))
+        # The failure of a moved attempt says the same.
+        return join_sentences("" if data.get("is_moved") else failure, retry_sentence(data))
     if data.get("reason"):
         is_hang_charged = pays_for_hang(data.get("failure"))
         end = end_sentence(
@@ -640,13 +646,18 @@ def event_sentence(
         "stopping": stopping_sentence(has_started=data.get("has_started", True), is_notebook=is_notebook),
         "runs_snapshot": _("The script %(path)s was changed after the order. The job runs a copy of the ordered one.")
         % {"path": data.get("path", "")},
-        "stopped_by_operator": _("An administrator stopped this job: %(why)s") % {"why": data.get("why", "")},
+        "stopped_by_operator": operator_stop_sentence(str(data.get("why", ""))),
         "moved_by_operator": _(
             "An administrator is moving this job. The code has a short time to write a checkpoint: %(why)s"
         )
         % {"why": data.get("why", "")},
     }
     return sentences.get(kind, kind)
+
+
+def operator_stop_sentence(why: str) -> str:
+    """Return that an administrator stopped a job, and why."""
+    return _("An administrator stopped this job: %(why)s") % {"why": why}
 
 
 def running_sentence(nodes: int, of_nodes: int) -> str:

@@ -339,7 +339,7 @@ class Job(models.Model):
     reason = models.CharField(_("reason"), max_length=16, choices=Reasons.choices, blank=True)
     """Why the job ended; empty while it is open."""
     detail = models.TextField(_("detail"), blank=True)
-    """The message of the failure that ended the job; empty if there is none."""
+    """The message of the failure that ended the job, or the reason why an administrator stopped it; else empty."""
     queued_at = models.DateTimeField(_("queued"))
     """When the job was ordered. A retry does not change it, so the job keeps its place in the queue."""
     not_before = models.DateTimeField(_("next attempt"), null=True, blank=True)

@@ -186,7 +186,7 @@ def _end_job(job: Job, *, actor: User | None, requested_by: User | None, action:
             data: dict[str, Any] = {"why": why} if why else {}
             if why:
                 lifecycle.record_event(job=job, kind="stopped_by_operator", data=data)
-            lifecycle.request_cancel(job=job, actor=actor)
+            lifecycle.request_cancel(job=job, actor=actor, why=why)
             if job.is_notebook:  # people do not cancel a notebook but stop it, so the audit log has other words
                 data |= {"is_notebook": True}
             record_audit_event(

@@ -29,6 +29,7 @@ from jobs.messages import (
     event_sentence,
     failure_sentence,
     join_sentences,
+    operator_stop_sentence,
     retry_sentence,
     starting_sentence,
     straggler_sentence,
@@ -38,7 +39,7 @@ from jobs.messages import (
 from jobs.models import Attempt, Job, JobEvent, MetricPoint, Product
 from jobs.purchase import FREE_ESTIMATE_MARK
 from jobs.run_specs import run_spec
-from jobs.states import ACTIVE, ENDED, OPEN, JobState, pays_for_hang
+from jobs.states import ACTIVE, ENDED, OPEN, EndReason, JobState, pays_for_hang
 from runtime.errors import RuntimeFault
 from runtime.specs import Capacity, LogChunk
 from storage.models import Allocation
@@ -599,7 +600,11 @@ def _require_rank(job: Job, rank: int) -> None:
 
 
 def _detail(job: Job, attempts: Sequence[Attempt]) -> str:
-    """Return the first cause of the job's failure in the reader's language; empty if it did not fail."""
+    """Return the first cause of the job's failure in the reader's language, or why an administrator stopped it."""
+    # A job that is cancelled, or is being cancelled, has the message of its last attempt or an administrator's reason.
+    is_last_message = bool(attempts) and attempts[-1].detail == job.detail
+    if job.detail and job.reason in ("", EndReason.CANCELLED) and not is_last_message:
+        return operator_stop_sentence(job.detail)
     if not attempts:
         return job.detail  # a job without an attempt failed because of its packages: the installer's message
     # Without `detail`, no failure ended the job: it may have been cancelled while it waited for a retry.

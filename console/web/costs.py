@@ -66,6 +66,7 @@ def cost_list(request: MemberRequest) -> HttpResponse:
             "titles": TITLES,
             "shares": {name: costs.shares_by(spends, name) for name in costs.DIMENSIONS},
             "spent_minor": spent_minor,
+            "returned_minor": costs.returned_minor(organization, month),
             "previous_minor": costs.spent_minor(organization, month.previous),
             "forecast": costs.forecast(organization, spent_minor) if month.is_current else None,
             "chart": _chart_data(names, days, account.currency),

@@ -55,6 +55,16 @@ def test_an_operator_stops_a_job_with_a_reason_that_the_customer_sees(admin, cus
     ):
         assert sentence in admin.get(reverse(f"admin:{name}", args=arguments), **chinese).content.decode()
     assert "already ended" in admin.post(page, {"why": "It still does."}).content.decode()
+    attempt = customer.started()
+    for read in (job, attempt.job):  # one that waited, and one that runs: while it stops, and afterwards
+        if read == attempt.job:
+            admin.post(reverse("admin:jobs_job_stop", args=[read.pk]), {"why": "It mines coins."})
+            read.refresh_from_db()
+            assert selectors.summary(read)["detail"] == "An administrator stopped this job: It mines coins."
+            customer.end(attempt, Outcome.STOPPED)
+        read.refresh_from_db()
+        detail = selectors.summary(read)["detail"]
+        assert (read.state, detail) == ("cancelled", "An administrator stopped this job: It mines coins.")
 
 
 def test_an_operator_reads_the_log_and_the_audit_log_says_so(admin, customer):

@@ -27,6 +27,10 @@ def test_a_moved_run_stops_costs_nothing_and_starts_again(admin, customer):
     assert usage.billable_seconds(job, job.attempts.all(), timezone.now()) == 0
     sentences = [row.sentence for row in selectors.events(job)]
     assert sum("Its rack gets new power." in sentence for sentence in sentences) == 1
+    moved = "An administrator ended the last attempt, so that another one starts. That attempt is free."
+    waiting = selectors.waiting_for(selectors.job_for(job.organization, job.pk))
+    assert waiting.startswith(moved)
+    assert sentences[-1] == moved
     dispatch.dispatch_queue()
     second = job.attempts.last()
     assert second.number == 2

@@ -24,6 +24,12 @@ def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, completed_job
     assert f'cell">{completed_job.node_spec.title}<' in shown
     assert "cost-data" in shown
     assert "No charges in this month" in owner_page.get(reverse("cost_list"), {"month": "2020-01"}).text
+    assert "data-returned" not in shown
+    invoice = invoices.issue(organization=completed_job.organization)
+    line = invoice.lines.get()
+    note = invoices.correct(invoice=invoice, amounts={line.pk: 2}, reason="A slip", user=None)
+    assert "Credit notes returned $0.02, not deducted here" in owner_page.get(reverse("cost_list")).text
+    assert f"{note.number}: A slip" in owner_page.get(reverse("wallet")).text
     rows = owner_page.get(reverse("cost_export")).getvalue().decode("utf-8-sig")
     assert rows.splitlines()[0].startswith("receipt,run,")
     assert f"R-{completed_job.order.hold.receipt.pk},#{completed_job.pk} train.py" in rows
