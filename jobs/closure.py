@@ -30,7 +30,7 @@ from console.accounts.models import Closure, Membership, Organization, Quota, Us
 from console.accounts.roles import Capability, Role
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
 from console.notifications.models import Notification, Webhook
-from jobs import results
+from jobs import packages, results
 from jobs.models import Job, MetricPoint, ScriptSnapshot, Sweep
 from jobs.states import OPEN
 from storage import images, recycle_bin, registries, retention, secret_store
@@ -234,6 +234,7 @@ def _delete_data(organization: Organization) -> None:
     MetricPoint.objects.filter(job__organization=organization).delete()
     # The rows stay, because jobs refer to them.
     ScriptSnapshot.objects.filter(organization=organization).update(content=None)
+    packages.remove_all(organization)
     for dataset in storage.datasets_for(organization):
         retention.delete_dataset(dataset=dataset)
     for model in storage.models_for(organization):
