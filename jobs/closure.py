@@ -175,7 +175,10 @@ def complete_due() -> int:
         Closure.objects.filter(pk=closure.pk).update(problem=problem)
         completed += not problem
     for account in accounts_to_pay_back():
-        refunds.pay_back(account=account, reason=REASON)
+        try:
+            refunds.pay_back(account=account, reason=REASON)
+        except Exception:  # one wallet must not keep the others waiting
+            logger.exception("The wallet %s could not be paid back; the next call tries again.", account.pk)
     return completed
 
 
