@@ -29,7 +29,7 @@ from billing.errors import VoucherRefused
 from billing.models import Account, CreditGrant, CreditUse, Hold, Voucher
 from billing.policy import policy
 from console.accounts.models import Organization, ServiceAccount, User
-from console.accounts.services import record_audit_event
+from console.accounts.services import record_audit_event, require_open
 
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """32 letters and digits, without I, O, 0 and 1, which look alike."""
@@ -130,11 +130,14 @@ def new_code() -> str:
 
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
-    """Redeem a voucher code and return the granted lot. Raises VoucherRefused, also after too many wrong codes.
+    """Redeem a voucher code and return the granted lot.
+
+    Raises VoucherRefused, also after too many wrong codes, and OrganizationClosing: the credit would be lost.
 
     Each try counts as wrong before it is made, so that nobody can guess with many tries at once, or while Redis does
     not count: then RedisError is raised.
     """
+    require_open(organization=account.owner)
     # Each service account is a user of its own. With several of them, a person could exceed the limits per person.
     if ServiceAccount.objects.filter(membership__user=user).exists():
         raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))

@@ -118,6 +118,7 @@ def test_closing_is_withdrawn_until_the_notice_is_over(provider, member):
     for act in (
         lambda: pay(provider, member),
         lambda: services.activate_service(membership=member, accept_terms=True),
+        lambda: credit.redeem(account=wallet(member.organization), code="WELCOME25", user=member.user),
     ):
         with pytest.raises(OrganizationClosing):
             act()
