@@ -12,7 +12,6 @@ from datetime import date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, NamedTuple
 
-from django.core.cache import cache
 from django.db.models import CharField, Count, F, Q, QuerySet, Sum, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce, TruncDate
@@ -21,6 +20,7 @@ from django.utils import timezone
 from billing.models import Account, Hold, Invoice, Receipt
 from console.accounts.models import Organization
 from console.accounts.zones import installation_time
+from console.core import optional_cache
 
 DIMENSIONS = ("member", "workspace", "node_spec")
 """The dimensions by which spend can be grouped."""
@@ -167,12 +167,12 @@ def spending(organization: Organization, month: Month) -> list[Spend]:
     # The start (midnight) of the first day whose spend is not final yet.
     final_until = installation_time(timezone.now() - PAST_DAYS_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
     past_until = min(max(final_until, month.start), month.end)
-    past: list[dict[str, Any]] | None = cache.get_or_set(
+    past = optional_cache.get_or_compute(
         f"billing.costs:{organization.pk}:{month.start.isoformat()}:{past_until.isoformat()}",
         lambda: _rows_of_spending(organization, month.start, past_until),
         PAST_DAYS_KEPT_SECONDS,
     )
-    return [Spend(**row) for row in [*(past or ()), *_rows_of_spending(organization, past_until, month.end)]]
+    return [Spend(**row) for row in [*past, *_rows_of_spending(organization, past_until, month.end)]]
 
 
 def _rows_of_spending(organization: Organization, start: datetime, end: datetime) -> list[dict[str, Any]]:

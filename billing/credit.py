@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+import redis
 from django.core.cache import cache
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet, Sum
@@ -28,7 +29,7 @@ from billing.errors import VoucherRefused
 from billing.models import Account, CreditGrant, CreditUse, Hold, Voucher
 from billing.policy import policy
 from console.accounts.models import Organization, ServiceAccount, User
-from console.accounts.services import record_audit_event
+from console.accounts.services import record_audit_event, require_open
 
 CODE_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 """32 letters and digits, without I, O, 0 and 1, which look alike."""
@@ -129,25 +130,39 @@ def new_code() -> str:
 
 
 def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
-    """Redeem a voucher code and return the granted lot. Raises VoucherRefused, also after too many wrong codes."""
+    """Redeem a voucher code and return the granted lot.
+
+    Raises VoucherRefused, also after too many wrong codes, and OrganizationClosing: the credit would be lost.
+
+    Each try counts as wrong before it is made, so that nobody can guess with many tries at once, or while Redis does
+    not count: then RedisError is raised.
+    """
+    require_open(organization=account.owner)
     # Each service account is a user of its own. With several of them, a person could exceed the limits per person.
     if ServiceAccount.objects.filter(membership__user=user).exists():
         raise _refused(_("A service account can't redeem vouchers. Ask a member who may pay."))
     # A person is limited in all organizations together, because anybody can create organizations.
     failures_keys = (f"voucher-tries:{account.organization_id}", f"voucher-tries:user:{user.pk}")
-    if any(int(count) >= MAX_WRONG_CODES for count in cache.get_many(failures_keys).values()):
+    if max(_count(key) for key in failures_keys) > MAX_WRONG_CODES:
         raise _refused(_("Too many wrong codes. Try again in an hour."))
     # Stored codes have capital letters and digits only; people type spaces, dashes and small letters.
     normalized = "".join(code.split()).replace("-", "").upper()
+    lot = _redeem_voucher(account, normalized, user)
+    for key in failures_keys:
+        # The hour may have ended, or Redis may have stopped. The voucher is redeemed anyway.
+        with suppress(ValueError, redis.RedisError):
+            cache.decr(key)
+    return lot
+
+
+def _count(key: str) -> int:
+    """Count a try to redeem a code, and return the number of wrong tries in this hour. Raises RedisError."""
+    # `incr` keeps the expiry that `add` sets, so the hour begins with the first try.
+    cache.add(key, 0, WRONG_CODES_SECONDS)
     try:
-        return _redeem_voucher(account, normalized, user)
-    except VoucherRefused:
-        for key in failures_keys:
-            # `incr` keeps the expiry that `add` sets, so the hour begins with the first wrong code.
-            cache.add(key, 0, WRONG_CODES_SECONDS)
-            with suppress(ValueError):  # the hour has ended since `add`, so the key is gone
-                cache.incr(key)
-        raise
+        return int(cache.incr(key))
+    except ValueError:  # the hour has ended since `add`, so the key is gone
+        return 1
 
 
 @transaction.atomic

@@ -8,6 +8,7 @@ Then we clear the id, and the next payment creates a new customer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from uuid import uuid4
@@ -19,6 +20,7 @@ from billing import gateway
 from billing.errors import CustomerGone, NoSavedCard, PaymentRefused
 from billing.gateway import Card
 from billing.models import Account, AutoTopUp, PaymentCustomer
+from console.accounts import services
 from console.accounts.emails import forget_sent
 from console.accounts.models import Organization
 
@@ -122,10 +124,11 @@ def get_card(organization: Organization, method_id: str) -> Card:
 def create_card_page(*, account: Account, email: str) -> str:
     """Create a page of the provider on which a card is saved, and return its URL.
 
-    Raises NoSavedCard if the account is not a wallet, PaymentUnavailable, PaymentRefused.
+    Raises NoSavedCard if the account is not a wallet, OrganizationClosing, PaymentUnavailable, PaymentRefused.
     """
     if account.organization is None:
         raise NoSavedCard
+    services.require_open(organization=account.organization)
     page = with_customer(
         organization=account.organization,
         email=email,
@@ -137,6 +140,16 @@ def create_card_page(*, account: Account, email: str) -> str:
         ),
     )
     return page.url
+
+
+def close_pages(organization: Organization) -> None:
+    """Close all open pages of the organization's customer, which pay or save a card. Raises PaymentUnavailable."""
+    row = PaymentCustomer.objects.filter(organization=organization, mode=gateway.mode()).exclude(customer_id="").first()
+    if row is None:
+        return
+    with suppress(CustomerGone):  # its pages cannot be used any more
+        for session_id in gateway.open_pages(row.customer_id):
+            gateway.expire_checkout(session_id)
 
 
 def make_default(*, organization: Organization, method_id: str) -> Card:

@@ -167,6 +167,15 @@ def expire_checkout(session_id: str) -> None:
         return
 
 
+def open_pages(customer_id: str) -> list[str]:
+    """Return the ids of the customer's open pages (at most 100, Stripe's largest page), which pay or save a card.
+
+    Raises PaymentUnavailable, PaymentRefused.
+    """
+    page = _call(lambda: _client().v1.checkout.sessions.list({"customer": customer_id, "status": "open", "limit": 100}))
+    return [str(session.id) for session in page.data]
+
+
 def cards(customer_id: str) -> list[Card]:
     """Return the customer's saved payment methods (at most 100, Stripe's largest page), newest first.
 

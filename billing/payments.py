@@ -193,7 +193,12 @@ def close_top_up(top_up: TopUp, state: TopUp.States, *, failure: str = "") -> No
 
 
 def close_pages(*, account: Account) -> None:
-    """Close the open payment pages of a wallet, and apply their final states. Raises PaymentUnavailable."""
+    """Close the open pages of a wallet, and apply the final states of those that pay.
+
+    Raises PaymentUnavailable, PaymentRefused.
+    """
+    # Also pages without a row that names them: those that save a card, and those whose creation had no answer.
+    customers.close_pages(account.owner)
     pages = TopUp.objects.filter(account=account, origin=TopUp.Origins.CHECKOUT, state__in=OPEN_STATES).exclude(
         session_id=""
     )

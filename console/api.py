@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import redis
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.db import InterfaceError, OperationalError
@@ -25,7 +26,14 @@ from rest_framework.response import Response
 
 from billing import api as billing
 from console.accounts import api as accounts
-from console.core.error_codes import CODE_OF_EXCEPTION, DATABASE_UNAVAILABLE, INTERNAL, MALFORMED, STATUS_OF_CODE
+from console.core.error_codes import (
+    CODE_OF_EXCEPTION,
+    DATABASE_UNAVAILABLE,
+    INTERNAL,
+    MALFORMED,
+    REDIS_UNAVAILABLE,
+    STATUS_OF_CODE,
+)
 from console.core.errors import CustomerError, NotAllowed, NotFound, Text
 from jobs import api as jobs
 from jobs import closure_api, model_api, notebook_api, search_api, storage_api, sweep_api
@@ -175,16 +183,22 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponseBa
 
 
 def server_error(request: HttpRequest) -> HttpResponseBase:
-    """Django's handler500. Django has logged the error. The status is 503 if the database is unavailable."""
-    if _is_database_unavailable(sys.exception()):
-        # `render` gets no request: with one, the context processors would read the database.
-        response = _error_response(
-            request, 503, "database_unavailable", DATABASE_UNAVAILABLE,
-            lambda: render(None, "503.html", status=503),
-        )  # fmt: skip
-        response["Retry-After"] = str(RETRY_AFTER_SECONDS)
-        return response
+    """Django's handler500. Django has logged the error. The status is 503 if the database or Redis is unavailable."""
+    error = sys.exception()
+    if _is_database_unavailable(error):
+        return _unavailable_response(request, "database_unavailable", DATABASE_UNAVAILABLE)
+    if isinstance(error, redis.RedisError):
+        return _unavailable_response(request, "redis_unavailable", REDIS_UNAVAILABLE)
     return _error_response(request, 500, "internal_error", INTERNAL, lambda: defaults.server_error(request))
+
+
+def _unavailable_response(request: HttpRequest, code: str, message: Text) -> HttpResponseBase:
+    """Return a response with status 503."""
+    # `render` gets no request: with one, the context processors would read the database.
+    page = lambda: render(None, "503.html", {"message": message}, status=503)
+    response = _error_response(request, 503, code, message, page)
+    response["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return response
 
 
 def _is_database_unavailable(error: BaseException | None) -> bool:

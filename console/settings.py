@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.utils.translation import gettext_lazy as _
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from whitenoise.compress import Compressor
 
 from console import admin_theme, clusters, notebook_url, sign_in
@@ -173,7 +175,13 @@ REDIS_URL: str = env.redis_address("REDIS_URL", EMBEDDED.redis_url)
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
 CACHES: dict[str, dict[str, Any]] = {
-    "default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL},
+    # Without these options, redis-py waits 5 s for a Redis that hangs, at each call. A request may make several calls.
+    # The retry replaces a connection that a restart of Redis broke.
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1, "retry": Retry(NoBackoff(), 1)},
+    },
     # In the memory of each process, for parts of pages that depend on few values: the template tag `cache` uses the
     # cache with this name. Most entries are rows of the list of jobs, of less than 2 KB: about 10 MB in all.
     "template_fragments": {
@@ -199,8 +207,9 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False  # `console.observability.celery_signal
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
 # A message that is not acknowledged for this many seconds is delivered again, although its task may still run. No task
-# may take as long, unless it may run twice at once.
-CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
+# may take as long, unless it may run twice at once. The other options are for requests that send tasks: by default they
+# would wait 6 s for a broker that is down, even without `retry`.
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600, "max_retries": 1, "interval_start": 0}
 # Dispatch has its own queue and its own worker processes, so that no slow task delays the start of a job.
 CELERY_TASK_DEFAULT_QUEUE = "celery"
 CELERY_TASK_ROUTES = {"jobs.dispatch.dispatch": {"queue": "dispatch"}}

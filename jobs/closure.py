@@ -30,7 +30,7 @@ from console.accounts.models import Closure, Membership, Organization, Quota, Us
 from console.accounts.roles import Capability, Role
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
 from console.notifications.models import Notification, Webhook
-from jobs import results
+from jobs import packages, results
 from jobs.models import Job, MetricPoint, ScriptSnapshot, Sweep
 from jobs.states import OPEN
 from storage import images, recycle_bin, registries, retention, secret_store
@@ -175,7 +175,10 @@ def complete_due() -> int:
         Closure.objects.filter(pk=closure.pk).update(problem=problem)
         completed += not problem
     for account in accounts_to_pay_back():
-        refunds.pay_back(account=account, reason=REASON)
+        try:
+            refunds.pay_back(account=account, reason=REASON)
+        except Exception:  # one wallet must not keep the others waiting
+            logger.exception("The wallet %s could not be paid back; the next call tries again.", account.pk)
     return completed
 
 
@@ -234,6 +237,7 @@ def _delete_data(organization: Organization) -> None:
     MetricPoint.objects.filter(job__organization=organization).delete()
     # The rows stay, because jobs refer to them.
     ScriptSnapshot.objects.filter(organization=organization).update(content=None)
+    packages.remove_all(organization)
     for dataset in storage.datasets_for(organization):
         retention.delete_dataset(dataset=dataset)
     for model in storage.models_for(organization):

@@ -7,7 +7,6 @@ reading of the log.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import redis
-from django.core.cache import cache
-
 from billing import selectors as billing
+from console.core import optional_cache
 from console.core.errors import CustomerError
 from jobs import run_specs, selectors
 from jobs.diagnosis import CAUSES_BY_NAME, Diagnosis, Fix, diagnose, evidence_of
@@ -115,9 +112,7 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
     `attempt` is None if no attempt has a failure, for example because the packages could not be installed.
     """
     key = f"diagnosis-{job.pk}-{attempt.number if attempt else 0}"
-    cached = None
-    with contextlib.suppress(redis.RedisError):  # without Redis, the log is read again
-        cached = cache.get(key)
+    cached = optional_cache.get(key)
     # Another version of the console may have cached it, with a cause that this version does not have.
     if isinstance(cached, Diagnosis) and cached.cause in CAUSES_BY_NAME:
         return cached
@@ -128,8 +123,7 @@ def _diagnosis(job: Job, attempt: Attempt | None) -> Diagnosis:
         log = selectors.log(job, failure["rank"], -LOG_BYTES, attempt.number, limit=LOG_BYTES).text
     diagnosis = diagnose(evidence_of(job.reason, failure, log))
     if log or not has_log:  # an empty log may only mean that the cluster does not answer now
-        with contextlib.suppress(redis.RedisError):
-            cache.set(key, diagnosis, CACHE_SECONDS)
+        optional_cache.put(key, diagnosis, CACHE_SECONDS)
     return diagnosis
 
 

@@ -40,7 +40,7 @@ from runtime.packages.layers import Layer
 from runtime.packages.requirements import InvalidRequirements, Problem
 from storage import files
 from storage import selectors as storage
-from storage.errors import NotText
+from storage.errors import InUse, NotText
 from storage.models import Image, Workspace
 from storage.paths import split_path
 
@@ -280,6 +280,21 @@ def remove_unused() -> None:
                 used_at__lt=timezone.now() - LAYER_RETENTION, state__in=[States.READY, States.FAILED]
             )
             _remove(old.values_list("pk", flat=True))
+
+
+def remove_all(organization: Organization) -> None:
+    """Remove the layers of an organization without open jobs, with their logs and the cache. Safe to repeat.
+
+    The rows stay, because jobs refer to them. Raises InUse while an installation runs, or another process holds the
+    lock.
+    """
+    with locks.packages_lock() as has_lock:
+        all_layers = PackageLayer.objects.filter(organization=organization)
+        if not has_lock or any(layer.state == States.PENDING and _is_working(layer) for layer in all_layers):
+            raise InUse(_("Packages are being installed. Wait for the installation to end."))
+        all_layers.update(state=States.REMOVED, size_bytes=0, requirements="", reason="", log="")
+        for root in {_layer_folder(layer).root for layer in all_layers}:
+            layers.remove_organization(root, str(organization.pk))
 
 
 def _start(layer: PackageLayer) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import redis
 from django.conf import settings
 from django.core.cache import cache
 from django.db import transaction
@@ -22,7 +23,7 @@ from django.views.decorators.debug import sensitive_variables
 
 from console.accounts.models import Organization, User
 from console.accounts.services import record_audit_event
-from console.core import encryption
+from console.core import encryption, optional_cache
 from console.core.errors import InvalidInput, NotFound, Text
 from storage import in_use, quota, registry_client
 from storage.images import REFERENCE
@@ -194,7 +195,7 @@ def current_digest(*, organization: Organization, image: Image) -> str:
     # A hash, because a reference may have 500 characters, and Django warns of cache keys with more than 250.
     reference_sha256 = hashlib.sha256(f"{organization.pk} {reference}".encode()).hexdigest()
     key = f"image-digest:{reference_sha256}"
-    cached = cache.get(key)
+    cached = optional_cache.get(key)
     if isinstance(cached, str):
         return cached
     credentials = _credentials(organization, reference)
@@ -205,7 +206,9 @@ def current_digest(*, organization: Organization, image: Image) -> str:
         if sentence := _refusal(error.problem, reference, has_credentials=credentials is not None):
             raise InvalidInput(fields={"image": sentence}) from None
         digest = ""  # cached too, so that the order form does not wait for the registry after each change
-    cache.set(key, digest, CACHE_SECONDS)
+    except redis.RedisError:  # without Redis no check may run, but orders must not fail
+        return ""
+    optional_cache.put(key, digest, CACHE_SECONDS)
     return digest
 
 
@@ -213,7 +216,7 @@ def current_digest(*, organization: Organization, image: Image) -> str:
 def _limit_concurrent_checks(organization: Organization, field: str) -> Iterator[None]:
     """Occupy one of the organization's MAX_CONCURRENT_CHECKS keys in the cache during the block.
 
-    Raises InvalidInput for `field` if none is free.
+    Raises InvalidInput for `field` if none is free, and RedisError if Redis does not answer.
     """
     keys = [f"registry-check:{organization.pk}:{number}" for number in range(MAX_CONCURRENT_CHECKS)]
     # The timeout frees the key of a process that died. It is twice TOTAL_SECONDS, as resolving names takes extra time.

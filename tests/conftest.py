@@ -38,6 +38,7 @@ from console.accounts import services as accounts
 from console.accounts.models import Membership
 from console.accounts.roles import Role
 from console.installation import selectors as installation
+from console.observability import redis_client
 from console.supervision.embedded import Embedded
 from jobs.clusters import cluster
 from runtime.images import venvs
@@ -276,6 +277,16 @@ def _temporary_roots(settings: Settings, tmp_path: Path) -> None:
     settings.TRAINYARD_RUNS_ROOT = tmp_path / "runs"
     settings.TRAINYARD_PACKAGES_ROOT = tmp_path / "packages"
     cluster.cache_clear()  # a cached backend has the folders of an earlier test
+
+
+@pytest.fixture
+def no_redis(settings: Settings) -> Iterator[None]:
+    """A Redis that cannot be reached, as after `make up` has stopped it: its socket is gone."""
+    settings.REDIS_URL = "unix:///nowhere/redis.sock?db=0"
+    settings.CACHES = settings.CACHES | {"default": settings.CACHES["default"] | {"LOCATION": settings.REDIS_URL}}
+    redis_client.client.cache_clear()
+    yield
+    redis_client.client.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -155,7 +155,7 @@ class Provider:
             case ["checkout", "sessions", session_id]:
                 return checkout.current_session(account, session_id)
             case ["checkout", "sessions"]:
-                filters = {name: form[name] for name in ("payment_intent", "customer") if name in form}
+                filters = {name: form[name] for name in ("payment_intent", "customer", "status") if name in form}
                 return account.page("checkout.session", "/v1/checkout/sessions", form, **filters)
             case ["customers", customer_id, "payment_methods"]:
                 account.customer(customer_id)  # raises Refused if there is none

@@ -20,6 +20,7 @@ from django.utils.translation import get_language
 
 from console.accounts import invitations, selectors, services
 from console.accounts.models import Invitation, User
+from console.core import optional_cache
 from console.observability import addresses
 
 MAX_LOGIN_FAILURES, LOGIN_WINDOW_SECONDS = 5, 300
@@ -65,14 +66,14 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth pu
         """Return the user with these credentials and reset the count of failed attempts; None if they are wrong."""
         user: User | None = super().authenticate(request, **credentials)
         if user is not None:
-            cache.delete(self._attempts_key(user.email))
+            optional_cache.delete(self._attempts_key(user.email))
         return user
 
     def set_password(self, user: User, password: str) -> None:
         """Set a password and clear the count of failed log-ins, so that the user can log in at once."""
         super().set_password(user, password)
         if self.request:  # a management command has no request, and so no IP address by which failures are counted
-            cache.delete(self._attempts_key(user.email))
+            optional_cache.delete(self._attempts_key(user.email))
 
     def _attempts_key(self, email: str) -> str:
         """Return the cache key of the count of attempts at one account from one IP address.

@@ -67,10 +67,14 @@ CODE_OF_EXCEPTION: dict[type[exceptions.APIException], str] = {
 INTERNAL: Text = _("Something went wrong on our side. The error was logged. Try again later.")
 MALFORMED: Text = _("The request is malformed. Check its syntax.")
 DATABASE_UNAVAILABLE: Text = _("The database cannot be reached. Try again in a few seconds.")
+REDIS_UNAVAILABLE: Text = _(
+    "The console cannot check its limits, because its Redis cannot be reached. Try again in a few seconds."
+)
 ERRORS_WITHOUT_CLASS: dict[str, tuple[int, Text]] = {
     "malformed": (400, MALFORMED),
     "internal_error": (500, INTERNAL),
     "database_unavailable": (503, DATABASE_UNAVAILABLE),
+    "redis_unavailable": (503, REDIS_UNAVAILABLE),
 }
 """Status and message, by code, of errors that no error class stands for. They can also happen outside of the API's
 views, where the handlers of `console.api` answer them."""

@@ -5,13 +5,10 @@ Sums over past rows are cached for some minutes; open work is counted each time,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import redis
-from django.core.cache import cache
 from django.db.models import Count, F, Max, Min, Q, Sum
 from django.urls import reverse
 from django.utils import timezone
@@ -21,6 +18,7 @@ from django.utils.translation import gettext as _
 from billing.amounts import money
 from billing.models import Receipt, StripeEvent
 from console.accounts.reports import Table
+from console.core import optional_cache
 from console.observability import heartbeats
 from jobs import closure
 from jobs.models import Attempt, Job
@@ -62,7 +60,7 @@ def _revenue_figures() -> list[Figure]:
     """Return what was charged in each currency."""
     title = _("Charged in %(days)d days") % {"days": REVENUE_DAYS}
     href = reverse("admin:billing_receipt_changelist")
-    sums = _get_cached("revenue", _sum_revenue)
+    sums = optional_cache.get_or_compute("operations:revenue", _sum_revenue, SUMS_CACHE_SECONDS)
     return [Figure(title, money(total, currency), href) for currency, total in sums] or [Figure(title, "0", href)]
 
 
@@ -141,7 +139,7 @@ def _utilization() -> Table:
 
 def _failures() -> Table:
     """Return how many jobs ended by which reason in the last FAILURE_DAYS, the most frequent first."""
-    counts = _get_cached("ends", _count_by_reason)
+    counts = optional_cache.get_or_compute("operations:ends", _count_by_reason, SUMS_CACHE_SECONDS)
     total = sum(count for _reason, count in counts)
     labels = dict(Job.Reasons.choices)
     rows = [(str(labels.get(reason, reason)), str(count), f"{count / total:.1%}") for reason, count in counts]
@@ -154,12 +152,3 @@ def _count_by_reason() -> list[tuple[str, int]]:
     since = timezone.now() - timedelta(days=FAILURE_DAYS)
     ended = Job.objects.filter(finished_at__gte=since).order_by().values_list("reason")
     return list(ended.annotate(count=Count("pk")).order_by(F("count").desc(), "reason"))
-
-
-def _get_cached(name: str, compute: Callable[[], Any]) -> Any:
-    """Return the cached value, or compute and cache it. While Redis is unavailable, compute it each time."""
-    key = f"operations:{name}"
-    try:
-        return cache.get_or_set(key, compute, SUMS_CACHE_SECONDS)
-    except redis.RedisError:
-        return compute()

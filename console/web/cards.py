@@ -19,6 +19,7 @@ from billing.errors import BillingError, NoWallet
 from billing.messages import payment_failure_sentence
 from billing.models import Account, AutoTopUp
 from console.accounts.roles import Capability
+from console.core.errors import CustomerError
 from console.web.access import MemberRequest, add_errors, errors_as_message, member, show_error
 from console.web.amounts import AmountField
 from console.web.wallet import suggested_amounts
@@ -83,7 +84,7 @@ def card_add(request: MemberRequest) -> HttpResponse:
     """Redirect to the provider's page that saves a card."""
     try:
         return redirect(customers.create_card_page(account=_account(request), email=request.membership.user.email))
-    except BillingError as error:
+    except CustomerError as error:
         show_error(request, error)
         return redirect("card_list")
 

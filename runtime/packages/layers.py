@@ -72,9 +72,18 @@ class Layer:
         """Remove the layer, if it exists. Call this only if no run uses it."""
         if not self.folder.exists():
             return
-        trash = Trash(self.root / ".trash")
-        trash.move_in(self.folder)
-        trash.empty()
+        _remove(self.root, self.folder)
+
+
+def remove_organization(root: Path, organization_id: str) -> None:
+    """Remove all layers of an organization below `root`, and its cache. Call this only if no run or installation is."""
+    _remove(root, root / organization_id)
+
+
+def _remove(root: Path, folder: Path) -> None:
+    trash = Trash(root / ".trash")
+    trash.move_in(folder)
+    trash.empty()
 
 
 def installed_versions(image: Path) -> dict[str, str]:

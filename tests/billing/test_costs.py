@@ -52,7 +52,9 @@ def test_days_sum_to_the_month_and_small_shares_are_merged(account):
     assert sum(map(sum, days.values())) == costs.spent_minor(account.organization, month) == 450
 
 
-def test_past_days_are_read_once_and_the_present_day_each_time(account, monkeypatch, django_assert_num_queries):
+def test_past_days_are_read_once_and_the_present_day_each_time(
+    account, monkeypatch, django_assert_num_queries, request
+):
     now = datetime(2100, 11, 16, 12, tzinfo=UTC)  # in the future, since the prices took effect when the test began
     monkeypatch.setattr(timezone, "now", lambda: now)
     spent_minor = lambda: sum(row.amount_minor for row in costs.spending(account.organization, costs.month_of(now)))
@@ -67,6 +69,8 @@ def test_past_days_are_read_once_and_the_present_day_each_time(account, monkeypa
     assert spent_minor() == 75
     backdate(run(account, 2), now - timedelta(minutes=31))
     assert spent_minor() == 77
+    request.getfixturevalue("no_redis")  # then they are read each time
+    assert [spent_minor(), spent_minor()] == [77, 77]
 
 
 def test_months_follow_the_installations_time_zone(account, settings):

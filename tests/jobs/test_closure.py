@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from billing import credit, invoices, payments, refunds, storage_charges
-from billing.models import Account, CreditGrant, Dispute, Invoice, Refund, TopUp
+from billing import credit, customers, gateway, invoices, payments, refunds, storage_charges
+from billing.errors import PaymentUnavailable
+from billing.models import Account, CreditGrant, Dispute, Invoice, PaymentCustomer, Refund, TopUp
+from billing.sandbox import checkout
 from console.accounts import services
 from console.accounts.models import ApiToken, AuditEvent, Closure, Membership, Quota
 from console.accounts.roles import Capability, Role
@@ -115,6 +118,7 @@ def test_closing_is_withdrawn_until_the_notice_is_over(provider, member):
     for act in (
         lambda: pay(provider, member),
         lambda: services.activate_service(membership=member, accept_terms=True),
+        lambda: credit.redeem(account=wallet(member.organization), code="WELCOME25", user=member.user),
     ):
         with pytest.raises(OrganizationClosing):
             act()
@@ -172,6 +176,39 @@ def test_closing_closes_open_payment_pages_and_pays_back_what_arrives_later(memb
     assert closure.accounts_to_pay_back() == [account]
     closure.complete_due()
     assert Refund.objects.get().top_up == late
+
+
+def test_no_card_is_saved_after_the_closing_and_payments_that_arrive_then_go_back_once(provider, member, monkeypatch):
+    account = wallet(member.organization)
+    setup_id = customers.create_card_page(account=account, email="a@example.com").rsplit("/", 1)[1]
+    with provider.network_failing("after"), pytest.raises(PaymentUnavailable):  # the page exists, without an answer
+        payments.start_top_up(account=account, amount_minor=900, user=member.user)
+    (unknown_id,) = [each for each in gateway.open_pages(PaymentCustomer.objects.get().customer_id) if each != setup_id]
+    request(member)
+    with pytest.raises(OrganizationClosing):
+        customers.create_card_page(account=account, email="a@example.com")
+    for session_id in (setup_id, unknown_id):
+        assert provider.pay(session_id) == checkout.EXPIRED
+    end_notice()
+    assert closure.complete_due() == 1
+    # A page that was being created when the closing was requested, and is paid after its end.
+    monkeypatch.setattr(services, "require_open", lambda **_options: None)
+    late = payments.start_top_up(account=account, amount_minor=700, user=member.user)
+    provider.pay(late.session_id)
+    events = provider.fresh()
+    for _again in range(2):
+        provider.deliver(*reversed(events))
+    with monkeypatch.context() as patch:
+        patch.setattr(refunds, "pay_back", Mock(side_effect=RuntimeError))
+        closure.complete_due()  # one wallet must not keep the others waiting
+    assert closure.accounts_to_pay_back() == [account]
+    for _again in range(2):
+        closure.complete_due()
+        provider.deliver()
+    assert Refund.objects.get().amount_minor == 700
+    assert (balance(member), provider.held()) == (0, 0)
+    assert both_sides_agree(provider)
+    assert broken(BROKEN_BOOKS) == {}
 
 
 def test_a_refund_that_fails_is_tried_again_and_then_left_to_an_administrator(provider, member):

@@ -55,7 +55,7 @@ def test_all_attempts_use_the_digest_of_the_quote(customer, registry):
     assert edited.image_digest == "", "the digest of the quote is of another reference"
 
 
-def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(customer, registry):
+def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(customer, registry, request):
     assert customer.job().image_digest == ""
     assert registry.asked == [], "a built-in image has no registry"
     for problem in Problem:
@@ -64,6 +64,9 @@ def test_a_refusal_of_the_registry_prevents_an_order_and_its_absence_does_not(cu
             assert list(customer.refusals(image="own")) == ["image"]
         else:
             assert customer.job(image="own").image_digest == ""
+    request.getfixturevalue("no_redis")  # which limits the checks
+    asked = len(registry.asked)
+    assert (customer.job(image="own").image_digest, len(registry.asked)) == ("", asked)
 
 
 @pytest.mark.usefixtures("registry")

@@ -3,9 +3,11 @@
 from datetime import timedelta
 
 import pytest
+from django.utils import timezone
 
 from billing.models import Receipt
-from jobs import clusters, dispatch, free_estimates, orders, packages, reruns, selectors
+from console.accounts.models import Closure
+from jobs import closure, clusters, dispatch, free_estimates, orders, packages, reruns, selectors
 from jobs.errors import QuotaExceeded
 from jobs.models import CapacitySnapshot, Job, PackageLayer
 from jobs.run_specs import run_spec
@@ -328,6 +330,34 @@ def test_unused_layers_are_removed_but_none_of_an_open_job(customer, installer, 
     assert (layer.state, on_disk.folder.exists()) == (States.REMOVED, False)
     customer.write("requirements.txt", "einops\nujson>5\n")
     assert customer.job(requirements="requirements.txt").awaits_packages
+
+
+def test_closing_an_organization_removes_its_packages_and_their_logs_and_no_others(customer, other, installer):
+    other.write("requirements.txt", "einops\n")
+    for buyer in (customer, other):
+        job = buyer.job(requirements="requirements.txt")
+        packages.advance()
+        installer.end(size_bytes=100)
+        orders.cancel_job(membership=buyer.membership, job=job)
+    mine, others = (layer for layer, _request in installer.started)
+    (mine.folder.parent / "cache").mkdir()
+    customer.write("requirements.txt", "other\n")
+    job = customer.job(requirements="requirements.txt")
+    packages.advance()
+    orders.cancel_job(membership=customer.membership, job=job)
+    PackageLayer.objects.update(log="of the installer")
+    organization = customer.organization
+    Closure.objects.create(
+        organization=organization, requested_by=customer.membership.user, ends_at=timezone.now() - timedelta(days=1)
+    )
+    assert closure.complete_due() == 0
+    assert Closure.objects.get().problem == "Packages are being installed. Wait for the installation to end."
+    installer.end("It failed.")
+    assert closure.complete_due() == 1
+    assert (mine.folder.parent.exists(), others.is_complete) == (False, True)
+    rows = PackageLayer.objects.filter(organization=organization).values_list("state", "requirements", "reason", "log")
+    assert set(rows) == {(States.REMOVED, "", "", "")}
+    assert PackageLayer.objects.get(organization=other.organization).log == "of the installer"
 
 
 @pytest.mark.django_db(transaction=True)

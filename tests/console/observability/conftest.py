@@ -1,4 +1,4 @@
-"""Redis for a test: with keys that no other test uses, or unreachable."""
+"""Redis for a test, with keys that no other test uses."""
 
 import uuid
 
@@ -19,12 +19,3 @@ def redis_keys(embedded, settings):
     for key in redis_client.client().scan_iter(f"{redis_client.key('')}*"):
         redis_client.client().delete(key)
     heartbeats._next_at.clear()
-
-
-@pytest.fixture
-def no_redis(settings):
-    """A Redis that cannot be reached."""
-    settings.REDIS_URL = "unix:///nowhere/redis.sock?db=0"
-    redis_client.client.cache_clear()
-    yield
-    redis_client.client.cache_clear()

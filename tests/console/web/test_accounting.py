@@ -4,10 +4,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from django.test import Client
 from django.urls import reverse
 
 from billing import budgets, invoice_pdf, invoices
-from billing.models import BillingDetails, BillingPolicy, Budget, Quote, Voucher
+from billing.models import BillingDetails, BillingPolicy, Budget, CreditGrant, Quote, Voucher
 from console.accounts.roles import Role
 from console.web import wallet
 from jobs import orders
@@ -15,7 +16,7 @@ from jobs.models import Job
 from runtime.specs import Outcome
 from storage.selectors import storage_used
 from tests.caching import clear_cache
-from tests.factories.accounts import MembershipFactory
+from tests.factories.accounts import PASSWORD, MembershipFactory
 
 
 def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, completed_job):
@@ -131,6 +132,25 @@ def test_a_voucher_is_redeemed(owner_page, customer):
     repeated = owner_page.post(reverse("credit_list"), {"code": "welcome25"})
     assert repeated.status_code == 422
     assert "the maximum number of times" in repeated.text
+
+
+@pytest.mark.usefixtures("no_redis")
+def test_without_redis_no_code_or_password_is_tried(owner_page, api, customer):
+    """Nothing counts the wrong ones, so even the right ones are refused, with the reason."""
+    Voucher.objects.create(code="WELCOME25", reason="Welcome", amount_minor=2500, currency="USD")
+    client, browser = api(customer.membership), Client(raise_request_exception=False)
+    owner_page.raise_request_exception = client.raise_request_exception = False
+    answers = [
+        owner_page.post(reverse("credit_list"), {"code": "WELCOME25"}),
+        client.post("/api/v1/vouchers/redeem/", {"code": "WELCOME25"}),
+        browser.post(reverse("account_login"), {"login": customer.membership.user.email, "password": PASSWORD}),
+    ]
+    for answer in answers:
+        assert (answer.status_code, "Redis cannot be reached" in answer.text) == (503, True)
+        assert int(answer["Retry-After"]) > 0
+    assert answers[1].json()["code"] == "redis_unavailable"
+    assert not CreditGrant.objects.exists()
+    assert "_auth_user_id" not in browser.session
 
 
 def test_an_invoice_is_issued_on_request_and_keeps_the_billing_details_of_its_time(owner_page, completed_job):

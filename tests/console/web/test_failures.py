@@ -9,6 +9,7 @@ from django.urls import reverse
 from billing import pricebooks
 from billing.models import PriceBook
 from billing.pricing import PriceKind
+from console.core import optional_cache
 from jobs import failures, selectors
 from runtime.specs import Outcome
 from storage import selectors as storage
@@ -67,7 +68,7 @@ def test_a_diagnosis_without_the_log_or_the_cache_is_made_again(customer, monkey
         raise redis.ConnectionError
 
     for name in ("get", "set"):
-        monkeypatch.setattr(failures.cache, name, away)
+        monkeypatch.setattr(optional_cache.cache, name, away)
     assert failures.explain(job).diagnosis.cause == "missing_module"
 
 
