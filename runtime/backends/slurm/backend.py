@@ -125,6 +125,13 @@ class SlurmBackend(FolderBackend):
         if not has_ended:
             run.request_stop(grace_seconds)
 
+    def kill(self, name: str) -> None:
+        """See `Backend.kill`."""
+        run = self._find(name)
+        run.kill_jobs()
+        with contextlib.suppress(OSError):  # where the storage fails, the marker stays
+            run.active_marker.unlink(missing_ok=True)
+
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         run = self._find(name)
