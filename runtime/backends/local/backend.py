@@ -136,7 +136,9 @@ class LocalBackend(FolderBackend):
         """
         run = self._find(name)
         run.end()
-        run.kill()  # supervisors whose records cannot be read
+        with contextlib.suppress(RunNotFound):
+            if not _has_ended(run):  # supervisors whose records cannot be read
+                run.kill()
         with FileLock(self._root / ".lock"):
             run.destroy()  # quick, since `end` has left no supervisor to wait for
         self._trash.empty()

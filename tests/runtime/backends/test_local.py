@@ -135,10 +135,13 @@ def test_a_damaged_submission_of_a_live_run_is_no_missing_run(harness):
     with pytest.raises(RunUnreadable, match="damaged"):
         harness.backend.describe("job-1-1")
     assert harness.backend.capacity() == taken
-    harness.backend.kill("job-1-1")
+    processes = pids.with_descendants(pids.lock_holders(submission.parent / "nodes"))
+    (submission.parent / "nodes" / "0.json").write_text("{")
+    harness.backend.delete("job-1-1")
+    assert processes
+    assert not any(pids.is_alive(pid, pids.start_time(pid)) for pid in processes)
     with pytest.raises(RunNotFound):
         harness.backend.describe("job-1-1")
-    harness.backend.delete("job-1-1")
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):
