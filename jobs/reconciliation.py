@@ -12,7 +12,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 import redis
@@ -264,7 +264,8 @@ def _clean_up_runs(cluster_name: str) -> None:
         if attempt is None:
             _delete_unknown(cluster_name, run_name)
         elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
-            results.delete_run(attempt)
+            with _logged_if_unreadable(run_name):
+                results.delete_run(attempt)
         elif telemetry.has_rest(attempt):
             send(telemetry.read_rest, attempt.pk)
     # The loop above does not see attempts that were never submitted, but checkpoints may have been copied for them.
@@ -303,4 +304,14 @@ def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
 def _delete_unknown(cluster_name: str, run_name: str) -> None:
     """Delete a run that no attempt explains, such as a run from after the backup that was restored."""
     logger.warning("The cluster %s has a run %s without an attempt; deleting it.", cluster_name, run_name)
-    cluster(cluster_name).delete(run_name)
+    with _logged_if_unreadable(run_name):
+        cluster(cluster_name).delete(run_name)
+
+
+@contextlib.contextmanager
+def _logged_if_unreadable(run_name: str) -> Iterator[None]:
+    """Log that a run cannot be deleted in the `with` block, so that other runs are. A later call tries again."""
+    try:
+        yield
+    except RunUnreadable as error:
+        logger.warning("%s cannot be deleted: %s", run_name, error)

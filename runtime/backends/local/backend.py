@@ -22,7 +22,7 @@ from runtime.backends.local.runs import Run, reservation_of
 from runtime.backends.local.warm_pool.client import WarmPool, network_gap
 from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.backends.supervision import cgroups, shell_socket, submission
-from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
+from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name, translate_errors
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.files import FileLock
@@ -135,13 +135,14 @@ class LocalBackend(FolderBackend):
         Ending the run and removing its files may take long, so neither happens under the lock.
         """
         run = self._find(name)
-        run.end()
-        with contextlib.suppress(RunNotFound):
-            if not _has_ended(run):  # supervisors whose records cannot be read
-                run.kill()
-        with FileLock(self._root / ".lock"):
-            run.destroy()  # quick, since `end` has left no supervisor to wait for
-        self._trash.empty()
+        with translate_errors(name):
+            run.end()
+            with contextlib.suppress(RunNotFound):
+                if not _has_ended(run):  # supervisors whose records cannot be read
+                    run.kill()
+            with FileLock(self._root / ".lock"):
+                run.destroy()  # quick, since `end` has left no supervisor to wait for
+            self._trash.empty()
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""

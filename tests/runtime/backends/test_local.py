@@ -123,6 +123,14 @@ def test_a_run_whose_files_stay_unreadable_is_killed_and_frees_its_machine(harne
     assert not any(pids.is_alive(pid, pids.start_time(pid)) for pid in processes)
     assert harness.backend.capacity() == free
     assert nodes.exists()
+    trash = nodes.parents[1] / ".trash"
+    trash.touch()  # so that no folder can be moved into it
+    for delete in (harness.backend.delete, harness.backend.delete_shared):
+        harness.backend.checkpoint_folder("job-1-1").mkdir(exist_ok=True)
+        with pytest.raises(RunUnreadable):
+            delete("job-1-1")
+    trash.unlink()
+    harness.backend.delete_shared("job-1-1")
     harness.backend.delete("job-1-1")
 
 
