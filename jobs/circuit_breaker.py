@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 GUARDED = frozenset(
     {
-        "submit", "describe", "logs", "samples", "stacks", "stop", "extend", "delete", "delete_shared", "names",
-        "capacity", "check_image", "isolation_gaps",
+        "submit", "describe", "logs", "samples", "stacks", "stop", "extend", "kill", "delete", "delete_shared",
+        "names", "capacity", "check_image", "isolation_gaps",
     }
 )  # fmt: skip
 """Methods of a backend that call the cluster's API. `changes` is left out: the watcher has pauses of its own before it

@@ -179,6 +179,7 @@ FAILURE_SENTENCES: dict[str, Any] = {
     ),
     FailureCode.NOT_STARTED: gettext_lazy("The platform could not start the run."),
     FailureCode.VANISHED: gettext_lazy("The cluster no longer has this run."),
+    FailureCode.UNREADABLE: gettext_lazy("The platform could not read the run's files, so its result is not known."),
     FailureCode.MOVED: gettext_lazy("An administrator ended this attempt, so that another one starts. It is free."),
 }
 """The sentence of each failure code that has only one. `_SENTENCE_FUNCTIONS` has the codes with several. For the other

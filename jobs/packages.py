@@ -313,7 +313,10 @@ def _start(layer: PackageLayer) -> None:
         disk_mib=min(InstallRequest.disk_mib, settings.PACKAGES_MAX_MIB),
     )
     if not layer.cluster:
-        builder.start(_layer_folder(layer), request)
+        try:
+            builder.start(_layer_folder(layer), request)
+        except OSError as error:  # such as a full disk; other installations must start all the same
+            _save_result(layer, InstallResult(f"The installer could not be started: {error}", is_fault=True), log="")
         return
     config = _kubernetes_config(layer.cluster)
     if config is None or not cluster_builder.can_install(config):  # the settings have changed

@@ -12,10 +12,14 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 
+import redis
+from django.core.cache import cache
 from django.db import transaction
 from django.db.models import Q, QuerySet
+from django.utils import timezone
 
 from console.core.enqueue import send, send_on_commit
 from console.observability import context
@@ -24,8 +28,8 @@ from jobs.clusters import cluster, cluster_names, resolve_cluster_name
 from jobs.dispatch import dispatch, dispatch_queue, log_fields, stop_run
 from jobs.models import Attempt
 from jobs.states import ACTIVE, EndReason, JobState
-from jobs.usage import GRACE_SECONDS
-from runtime.errors import BackendUnavailable, RunNotFound
+from jobs.usage import GRACE_SECONDS, STOP_SECONDS
+from runtime.errors import BackendUnavailable, RunNotFound, RunUnreadable
 from runtime.specs import Failure, FailureCode, RunPhase, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -33,6 +37,13 @@ logger = logging.getLogger(__name__)
 RECONCILE_SECONDS = 20.0
 """After this time a reconciliation asks for no further status, so that a slow cluster cannot keep a worker process busy
 for minutes. The jobs are read in random order, so that several reconciliations together reach all of them."""
+UNREADABLE_PERIOD = timedelta(hours=1)
+"""A run whose files cannot be read is ended when it has been unreadable for this long, and when it must have ended by
+itself this long ago. An hour is enough to restart a file server or to free descriptors. Before that the run may
+complete, and is then charged as usual."""
+_UNREADABLE_MEMORY_SECONDS = 600
+"""How long a failed read counts as the beginning of a period without a successful one. Each failed read, every few
+seconds, renews this. A console that was away for longer begins a new period."""
 RUN_NAME = re.compile(r"job-([0-9]+)-([0-9]+)")
 """`Attempt.run_name`: the id of the job and the number of the attempt."""
 
@@ -92,6 +103,9 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
     """Update an attempt and its job to the run's status. Stop the run if its job is cancelled or moved."""
     try:
         status = cluster(attempt.backend).describe(attempt.run_name)
+    except RunUnreadable as error:
+        _end_unreadable(attempt, error)
+        return
     except BackendUnavailable:
         return  # nothing is known about the run; the next reconciliation asks again
     except RunNotFound:
@@ -146,6 +160,50 @@ def _end_vanished(attempt: Attempt) -> None:
     with transaction.atomic():
         lifecycle.end_attempt(attempt=attempt, reason=reason, failure=failure)
         send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
+
+
+def _end_unreadable(attempt: Attempt, error: RunUnreadable) -> None:
+    """End an attempt whose run has stayed unreadable for UNREADABLE_PERIOD, free of charge; kill its processes before.
+
+    Before that, stop the run if its job is cancelled or moved. The end is free because customer code has no access to
+    the files that a backend reads.
+    """
+    stop_requested_at = attempt.job.cancel_requested_at or attempt.move_requested_at
+    if stop_requested_at:
+        must_have_ended_at = stop_requested_at + timedelta(seconds=GRACE_SECONDS + STOP_SECONDS)
+    else:
+        # If the start was not seen, the run may have started later. It is then ended before its time limit.
+        started_at = attempt.started_at or attempt.submitted_at or attempt.claimed_at
+        must_have_ended_at = started_at + timedelta(seconds=run_specs.deadline_seconds(attempt))
+    unreadable_since = _unreadable_since(attempt, error)
+    if timezone.now() < max(must_have_ended_at, unreadable_since) + UNREADABLE_PERIOD:
+        if stop_requested_at:
+            stop_run(attempt.backend, attempt.run_name)
+        return
+    try:
+        cluster(attempt.backend).kill(attempt.run_name)
+    except BackendUnavailable as reason:
+        logger.warning("%s cannot be ended: %s", attempt.run_name, reason)
+        return  # it may still compute, so it keeps its nodes; the next reconciliation tries again
+    logger.error("%s was unreadable since %s and is ended: %s", attempt.run_name, unreadable_since.isoformat(), error)
+    failure = Failure(str(error), FailureCode.UNREADABLE)
+    with transaction.atomic():
+        lifecycle.end_attempt(attempt=attempt, reason=EndReason.PLATFORM_ERROR, failure=failure)
+        send_on_commit(dispatch, resolve_cluster_name(attempt.backend))
+
+
+def _unreadable_since(attempt: Attempt, error: RunUnreadable) -> datetime:
+    """Return since when the files of the attempt's run cannot be read; log the first failed read."""
+    key = f"run-unreadable:{attempt.pk}"
+    try:
+        since: datetime | None = cache.get(key)
+        if since is None:
+            since = timezone.now()
+            logger.warning("%s on the cluster %s: %s", attempt.run_name, attempt.backend, error)
+        cache.set(key, since, _UNREADABLE_MEMORY_SECONDS)
+    except redis.RedisError:
+        return timezone.now()  # the period begins when Redis answers
+    return since
 
 
 def _open_attempts() -> QuerySet[Attempt]:
@@ -206,7 +264,8 @@ def _clean_up_runs(cluster_name: str) -> None:
         if attempt is None:
             _delete_unknown(cluster_name, run_name)
         elif attempt.finished_at and results.is_expired(attempt.job) and not results.is_needed(attempt.job):
-            results.delete_run(attempt)
+            with _logged_if_unreadable(run_name):
+                results.delete_run(attempt)
         elif telemetry.has_rest(attempt):
             send(telemetry.read_rest, attempt.pk)
     # The loop above does not see attempts that were never submitted, but checkpoints may have been copied for them.
@@ -245,4 +304,14 @@ def _attempts_of(run_names: Iterable[str]) -> QuerySet[Attempt]:
 def _delete_unknown(cluster_name: str, run_name: str) -> None:
     """Delete a run that no attempt explains, such as a run from after the backup that was restored."""
     logger.warning("The cluster %s has a run %s without an attempt; deleting it.", cluster_name, run_name)
-    cluster(cluster_name).delete(run_name)
+    with _logged_if_unreadable(run_name):
+        cluster(cluster_name).delete(run_name)
+
+
+@contextlib.contextmanager
+def _logged_if_unreadable(run_name: str) -> Iterator[None]:
+    """Log that a run cannot be deleted in the `with` block, so that other runs are. A later call tries again."""
+    try:
+        yield
+    except RunUnreadable as error:
+        logger.warning("%s cannot be deleted: %s", run_name, error)

@@ -475,7 +475,9 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number:
             return LogMatch(match_offset, match_offset + length_bytes, eof=False)
         # A chunk that is not full is the last one. A full one may lack the bytes of a character at its end.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
-            return LogMatch(offset=None, next_offset=chunk.next_offset, eof=True)
+            # A match may begin at the end of a log that still grows.
+            rest_bytes = 0 if chunk.eof else overlap_bytes - 1
+            return LogMatch(offset=None, next_offset=max(offset, chunk.next_offset - rest_bytes), eof=True)
         # Read the end of this chunk again, because a match may begin there and end in the next chunk.
         position = chunk.next_offset - overlap_bytes
     return LogMatch(offset=None, next_offset=position, eof=False)

@@ -32,6 +32,61 @@ def parent(pid: int) -> int | None:
     return None if fields is None else int(fields[1])
 
 
+def all_pids() -> list[int]:
+    """Return the pids of all processes of this machine, zombies included."""
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def lock_holders(folder: Path) -> list[int]:
+    """Return the pids of the other processes that hold an exclusive flock(2) on a file of this folder.
+
+    Reads /proc only, so an error of the folder's storage does not matter. Processes of other users are left out.
+    """
+    prefix, found = f"{folder}/", []
+    for pid in all_pids():
+        if pid == os.getpid():
+            continue
+        try:
+            links = list(Path(f"/proc/{pid}/fd").iterdir())
+        except OSError as error:  # it has ended, or is another user's
+            if error.errno in _OUT_OF_RESOURCES:
+                raise
+            continue
+        if any(_holds_lock(link, prefix) for link in links):
+            found.append(pid)
+    return found
+
+
+def _holds_lock(link: Path, prefix: str) -> bool:
+    """Return whether a descriptor's file has a path that begins with `prefix`, and the descriptor locks it exclusively.
+
+    `link` is the descriptor's link in /proc/<pid>/fd.
+    """
+    try:
+        if not str(link.readlink()).startswith(prefix):
+            return False
+        lines = (link.parents[1] / "fdinfo" / link.name).read_text().splitlines()
+    except OSError as error:  # it was closed meanwhile
+        if error.errno in _OUT_OF_RESOURCES:
+            raise
+        return False
+    # "lock: 1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF", proc_pid_fdinfo(5). A shared lock has READ.
+    return any({"FLOCK", "WRITE"} <= set(line.split()) for line in lines if line.startswith("lock:"))
+
+
+def with_descendants(roots: list[int]) -> list[int]:
+    """Return these processes, followed by their children, their children's children, and so on."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        parent_pid = parent(pid)
+        if parent_pid is not None:
+            children.setdefault(parent_pid, []).append(pid)
+    found = list(dict.fromkeys(roots))
+    for pid in found:  # grows in the loop
+        found += [child for child in children.get(pid, []) if child not in found]
+    return found
+
+
 def _stat_fields(pid: int) -> list[bytes] | None:
     """Return the fields of /proc/<pid>/stat from the third, the state, on; None where there is no such process."""
     try:

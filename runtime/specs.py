@@ -312,6 +312,8 @@ class FailureCode(enum.StrEnum):
     """Set by the console: the run could not be submitted."""
     VANISHED = "vanished"
     """Set by the console: the cluster no longer knows the run."""
+    UNREADABLE = "unreadable"
+    """Set by the console: the run's files could not be read, even long after its time limit."""
     MOVED = "moved"
     """Set by the console: an administrator ended the run so that another attempt starts."""
 

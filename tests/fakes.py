@@ -172,6 +172,11 @@ class FakeBackend:
             if run.status.phase is RunPhase.RUNNING and deadline_seconds > run.spec.deadline_seconds:
                 run.spec = replace(run.spec, deadline_seconds=deadline_seconds)
 
+    def kill(self, name: str) -> None:
+        with self._answering():
+            if name in self.runs:
+                self.end(name, Outcome.NODE_LOST)
+
     def delete(self, name: str) -> None:
         with self._answering():
             shutil.rmtree(self.run_folder(name), ignore_errors=True)

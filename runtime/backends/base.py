@@ -97,6 +97,13 @@ class Backend(Protocol):
         InvalidSpec (deadline_seconds) where `extends_runs` is false.
         """
 
+    def kill(self, name: str) -> None:
+        """Kill the run's processes and free its capacity, even if its files cannot be read.
+
+        Returns once all processes have ended; raises BackendUnavailable if that is not certain. An unknown or ended run
+        is fine. Call this only for a run whose status no longer matters.
+        """
+
     def delete(self, name: str) -> None:
         """Remove every trace of the run, killing its processes. An unknown run is fine.
 

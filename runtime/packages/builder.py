@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -350,17 +351,28 @@ def _read_end(path: Path) -> str:
 
 
 def main() -> None:
-    """Install the layer whose folder is the first argument, and write `result.json`."""
+    """Install the layer whose folder is the first argument, and write `result.json`.
+
+    An unexpected error is a fault of the platform: without a result, the installation would start again for ever.
+    """
     folder = Path(sys.argv[1])
     layer = Layer(folder.parents[1], folder.parent.name, folder.name)
     with try_lock(layer) as has_lock:
         # If there is a result, another process finished this installation before this one got the lock.
         if has_lock and result_of(layer) is None:
-            data = json.loads((folder / "request.json").read_bytes())
-            # JSON has lists in place of tuples.
-            tuple_fields = ("requirements", "indexes", "file_hosts")
-            request = InstallRequest(**data | {name: tuple(data[name]) for name in tuple_fields})
-            write_json(folder / "result.json", dataclasses.asdict(install(layer, request)))
+            try:
+                result = install(layer, _read_request(folder))
+            except Exception as error:
+                traceback.print_exc()  # to builder.log
+                result = InstallResult(f"The installer failed: {type(error).__name__}: {error}", is_fault=True)
+            write_json(folder / "result.json", dataclasses.asdict(result))
+
+
+def _read_request(folder: Path) -> InstallRequest:
+    """Return the request that `start` has written to the layer's folder."""
+    data = json.loads((folder / "request.json").read_bytes())
+    # JSON has lists in place of tuples.
+    return InstallRequest(**data | {name: tuple(data[name]) for name in ("requirements", "indexes", "file_hosts")})
 
 
 if __name__ == "__main__":

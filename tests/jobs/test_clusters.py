@@ -15,7 +15,7 @@ from jobs.models import Attempt, CapacitySnapshot, ClusterStatus, Job
 from runtime.backends.kubernetes.config import ClusterConfig
 from runtime.backends.local.backend import LocalBackend
 from runtime.backends.slurm.config import SlurmConfig
-from runtime.errors import BackendUnavailable
+from runtime.errors import BackendUnavailable, RunUnreadable
 from runtime.specs import Outcome, Resources, RunPhase
 from tests.caching import clear_cache
 from tests.factories.billing import NodeSpecFactory
@@ -226,7 +226,7 @@ def test_jobs_of_a_cluster_that_settings_no_longer_name_wait_and_are_shown(custo
     assert states(running, waits) == ["starting", "starting"]
 
 
-def test_old_runs_are_deleted_on_each_cluster(customer, backends):
+def test_old_runs_are_deleted_on_each_cluster(customer, backends, monkeypatch):
     jobs = [customer.job(), customer.job(node_spec="medium", nodes=1)]
     dispatch.dispatch_queue()
     for job, backend in zip(jobs, backends.values(), strict=True):
@@ -236,8 +236,21 @@ def test_old_runs_are_deleted_on_each_cluster(customer, backends):
         backends["west"].runs[f"job-{jobs[1].pk}-1"].spec, name="job-999999-1", checkpoint_key=""
     )
     backends["west"].submit(orphan)
+    backends["west"].submit(dataclasses.replace(orphan, name="job-111111-1"))  # comes first
+    delete = backends["west"].delete
+
+    def delete_unless_unreadable(name):
+        if name == "job-111111-1":
+            raise RunUnreadable("Input/output error.")
+        delete(name)
+
+    monkeypatch.setattr(backends["west"], "delete", delete_unless_unreadable)
+    reconciliation.reconcile()
+    assert not ClusterStatus.objects.filter(answers=False).exists(), "one run's files are not the cluster"
+    backends["west"].submit(orphan)
     backends["west"].end("job-999999-1", Outcome.COMPLETED)
     reconciliation.delete_old_runs()
+    delete("job-111111-1")
     assert backends["west"].names() == [f"job-{jobs[1].pk}-1"]
     assert backends["west"].checkpoints == {f"job-{jobs[1].pk}"}
     Job.objects.update(finished_at=timezone.now() - results.DEFAULT_RETENTION - timedelta(seconds=1))

@@ -1,6 +1,7 @@
 """Dispatch and reconciliation of jobs: the submitted RunSpec, refusals, faults of the cluster, and stray runs."""
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.utils import timezone
@@ -10,8 +11,8 @@ from jobs import dispatch, lifecycle, orders, reconciliation, run_specs, selecto
 from jobs.errors import QuotaExceeded
 from jobs.models import Attempt
 from jobs.states import EndReason
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity
-from runtime.specs import Framework, Outcome, PullSecret, Resources, RunPhase
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunUnreadable
+from runtime.specs import FailureCode, Framework, Outcome, PullSecret, Resources, RunPhase
 from storage import images, registries
 from storage import selectors as storage_selectors
 from tests.factories.jobs import start
@@ -96,6 +97,40 @@ def test_an_unexpected_error_stops_no_other_job_and_ends_its_job_free_if_it_pers
     broken.refresh_from_db()
     assert (broken.state, broken.reason) == ("failed", EndReason.PLATFORM_ERROR)
     assert Receipt.objects.get(hold=broken.order.hold).total_minor == 0
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_run_that_stays_unreadable_is_killed_and_ends_free(customer, backend, monkeypatch, is_cancelled):
+    attempt = customer.started()
+    job, now = attempt.job, timezone.now()
+    if is_cancelled:
+        orders.cancel_job(membership=customer.membership, job=job)
+    monkeypatch.setattr(backend, "describe", Mock(side_effect=RunUnreadable("Input/output error.")))
+    kill = Mock(side_effect=BackendUnavailable)
+    monkeypatch.setattr(backend, "kill", kill)
+    ends_after = timedelta(seconds=20) if is_cancelled else timedelta(seconds=job.deadline_seconds)
+    ends_at = now + ends_after + reconciliation.UNREADABLE_PERIOD
+    first_failure_at = ends_at - reconciliation.UNREADABLE_PERIOD / 2
+    # A run that is past its limit may be unreadable for a moment only.
+    for at in (first_failure_at, ends_at + timedelta(minutes=5)):
+        monkeypatch.setattr(reconciliation.timezone, "now", lambda at=at: at)
+        reconciliation.reconcile_job(job_pk=job.pk)
+        assert not kill.called
+    at = first_failure_at + reconciliation.UNREADABLE_PERIOD + timedelta(seconds=1)
+    monkeypatch.setattr(reconciliation.timezone, "now", lambda: at)
+    reconciliation.reconcile_job(job_pk=job.pk)
+    attempt.refresh_from_db()
+    assert (kill.call_args.args, attempt.finished_at) == ((attempt.run_name,), None), "it may still compute"
+    kill.side_effect = None
+    reconciliation.reconcile_job(job_pk=job.pk)
+    monkeypatch.undo()
+    attempt.refresh_from_db()
+    job.refresh_from_db()
+    assert (attempt.reason, attempt.failure["code"]) == (EndReason.PLATFORM_ERROR, FailureCode.UNREADABLE)
+    if is_cancelled:
+        assert (job.state, Receipt.objects.get().total_minor, customer.wallet.held_minor) == ("cancelled", 0, 0)
+    else:
+        assert (job.state, job.order.hold.metered_minor) == ("queued", 0), "it gets another attempt"
 
 
 @pytest.mark.parametrize("moment", ["queued", "starting", "running", "stopping"])

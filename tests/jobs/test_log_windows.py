@@ -5,6 +5,7 @@ import pytest
 from console.core.errors import NotFound
 from jobs import selectors
 from runtime.backends import log_chunks
+from runtime.specs import Outcome
 
 GIB = 1 << 30
 TEXT_AT = 3 * (GIB >> 2)
@@ -89,6 +90,15 @@ def test_a_search_finds_a_text_that_two_pieces_share_and_takes_no_patterns(custo
     backend.write(attempt.run_name, "ü" * 30 + "needle" + "x" * 300 + "\nTraceback (most recent call last):\n")
     assert selectors.search_log(attempt.job, rank=0, query="NEEDLE").offset == 60  # "ü" has two bytes
     assert selectors.search_log(attempt.job, 0, "").offset == 367  # the line of the traceback
-    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$") == selectors.LogMatch(None, 402, eof=True)  # of 402 bytes
+    # A log of 402 bytes. The next search begins where ten more bytes would be a match with the first of them.
+    missing = selectors.search_log(attempt.job, 0, "(?:(a+)+)$")
+    assert missing == selectors.LogMatch(None, 393, eof=True)
+    assert selectors.search_log(attempt.job, 0, "(?:(a+)+)$", missing.next_offset) == missing
+    backend.write(attempt.run_name, "ne")
+    missing = selectors.search_log(attempt.job, 0, "needle", 300)
+    backend.write(attempt.run_name, "edle")
+    assert selectors.search_log(attempt.job, 0, "needle", missing.next_offset).offset == 402
+    backend.end(attempt.run_name, Outcome.COMPLETED)
+    assert selectors.search_log(attempt.job, 0, "missing") == selectors.LogMatch(None, 408, eof=True), "nothing follows"
     with pytest.raises(NotFound):
         selectors.search_log(attempt.job, 9, "x")

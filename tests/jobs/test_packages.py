@@ -40,6 +40,7 @@ class Installer:
         self.started = []
         self.results = {}
         self.busy = set()
+        self.errors = []  # of the next starts
         monkeypatch.setattr(builder, "start", self.start)
         monkeypatch.setattr(builder, "result_of", lambda layer: self.results.get(layer.key))
         monkeypatch.setattr(builder, "remove_result", lambda layer: self.results.pop(layer.key, None))
@@ -47,6 +48,8 @@ class Installer:
         monkeypatch.setattr(builder, "is_working", lambda layer: layer.organization_id in self.busy)
 
     def start(self, layer, request):
+        if self.errors:
+            raise self.errors.pop()
         self.started.append((layer, request))
         self.busy.add(layer.organization_id)
 
@@ -169,7 +172,9 @@ def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(cu
     settings.PACKAGE_INSTALLATIONS_PER_DAY = 1
     form = customer.form(requirements="requirements.txt")  # a free estimate waits for its packages too
     job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
-    for number in range(packages.MAX_FAULTS):
+    installer.errors.append(OSError("No space left on device"))
+    packages.advance()
+    for number in range(packages.MAX_FAULTS - 1):
         packages.advance()
         assert len(installer.started) == number + 1
         installer.end("/srv/index does not exist", is_fault=True)

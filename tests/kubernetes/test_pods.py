@@ -114,17 +114,29 @@ def test_an_elastic_run_continues_without_a_lost_pod(cluster_harness, shared_fak
     assert "others []" in cluster_harness.log(2), "no process of the earlier round is left"
 
 
-@pytest.mark.parametrize("folder", ["run", "run-root/new"])
-def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness, folder):
+WRITE_A_LARGE_FILE = """
+    os.makedirs(folder, exist_ok=True)
+    with open(folder + "/large", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 400 << 20)  # more than the logs and samples of 3 nodes may have
+"""
+WRITE_MANY_FILES = """
+    for number in range(300):
+        open(f"{folder}/{number}", "wb").close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "folder", "write"),
+    [
+        (0, "/trainyard/run", WRITE_A_LARGE_FILE),
+        (0, "/trainyard/run-root/new", WRITE_A_LARGE_FILE),
+        (1, "/tmp", WRITE_MANY_FILES),  # the disk of its machine
+    ],
+    ids=["RUN_DIR", "beside RUN_DIR", "many files in /tmp"],
+)
+def test_a_pod_that_exceeds_its_disk_limit_is_ended(cluster_harness, rank, folder, write):
     """The other nodes of the elastic run must not take it for lost: they would continue without it."""
-    source = f"""
-    import os, time
-    if os.environ["RANK"] == "0":
-        os.makedirs("/trainyard/{folder}", exist_ok=True)
-        with open("/trainyard/{folder}/large", "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, 400 << 20)  # more than the logs and samples of 3 nodes may have
-    time.sleep(600)
-    """
+    source = f"import os, time\nfolder = {folder!r}\nif os.environ['RANK'] == '{rank}':{write}\ntime.sleep(600)\n"
     resources = Resources(cpus=0.25, memory_mib=256, disk_mib=1)
     failure = cluster_harness.run_to_failure(Outcome.DISK_FULL, source, nodes=3, min_nodes=1, resources=resources)
     assert failure.code is FailureCode.DISK_FULL

@@ -180,6 +180,10 @@ class KubernetesBackend:
         del name, deadline_seconds
         raise extension_error()
 
+    def kill(self, name: str) -> None:
+        """See `Backend.kill`. Deletes the run: the cluster has its state, so there is none that only lacks files."""
+        self.delete(name)
+
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         with self._translate_refusals():

@@ -61,6 +61,7 @@ CONTAINER_NAME = "node"
 # Mount paths in a Pod: the run's folder, the folder with the plan of the Pod's first process, and the folder with the
 # launcher. `order` is the name that the plan had in earlier versions.
 RUN_ROOT_PATH = "/trainyard/run-root"
+TMP_PATH = "/tmp"  # noqa: S108 - a path in the Pod
 POD_PLAN_PATH = "/trainyard/order"
 LAUNCHER_PATH = "/trainyard/launcher"
 LAUNCHER_FILE = "launcher.pyz"

@@ -84,7 +84,7 @@ def pod_spec(spec: RunSpec, config: ClusterConfig, inputs: PodInputs, launcher_n
     mounts = [
         {"name": "order", "mountPath": names.POD_PLAN_PATH, "readOnly": True},
         {"name": "launcher", "mountPath": names.LAUNCHER_PATH, "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a path in the Pod
+        {"name": "tmp", "mountPath": names.TMP_PATH},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a path in the Pod
         *mounts,
     ]

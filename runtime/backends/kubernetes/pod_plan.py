@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runtime.backends import launch_plan, sandbox
 from runtime.backends.kubernetes.config import ClusterConfig
-from runtime.backends.kubernetes.names import CONTROL_PORT, RUN_ROOT_PATH, host_name
+from runtime.backends.kubernetes.names import CONTROL_PORT, RUN_ROOT_PATH, TMP_PATH, host_name
 from runtime.backends.kubernetes.pod import PodInputs
 from runtime.specs import PACKAGES_TARGET, RunSpec
 
@@ -67,6 +67,9 @@ def build_pod_inputs(spec: RunSpec, config: ClusterConfig, root: Path) -> PodInp
         "memory_bytes": spec.resources.memory_mib << 20,
         **launch_plan.disk_limit(spec, config.disk_mib),
         "written": writable_folders,
+        # The kubelet limits the bytes in /tmp. But a run that used up the inodes of its machine would be evicted, free.
+        "local_disk_bytes": (spec.resources.disk_mib or config.disk_mib) << 20,
+        "local": {"tmp": TMP_PATH},
         # The platform's own files in the run's folder count towards the disk limit only above this size.
         "platform_bytes": spec.world_size * (spec.log_limit_bytes + _RANK_FILES_BYTES) + spec.nodes * _NODE_FILES_BYTES,
         "gpus": spec.resources.gpus,

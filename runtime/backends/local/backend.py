@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -17,11 +18,11 @@ from pathlib import Path
 
 from runtime.backends import admission, host, launch_plan, sandbox
 from runtime.backends.local.inotify import FolderWatch
-from runtime.backends.local.runs import Run
+from runtime.backends.local.runs import Run, reservation_of
 from runtime.backends.local.warm_pool.client import WarmPool, network_gap
 from runtime.backends.local.warm_pool.protocol import ForkServer, StartRequest
 from runtime.backends.supervision import cgroups, shell_socket, submission
-from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
+from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name, translate_errors
 from runtime.backends.supervision.node_plan import SupervisorPlan
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.files import FileLock
@@ -124,16 +125,24 @@ class LocalBackend(FolderBackend):
         """See `Backend.extend`. The supervisors read the new deadline within a second or so."""
         self._find(name).request_deadline(deadline_seconds)
 
+    def kill(self, name: str) -> None:
+        """See `Backend.kill`."""
+        self._find(name).kill()
+
     def delete(self, name: str) -> None:
         """See `Backend.delete`.
 
         Ending the run and removing its files may take long, so neither happens under the lock.
         """
         run = self._find(name)
-        run.end()
-        with FileLock(self._root / ".lock"):
-            run.destroy()  # quick, since `end` has left no supervisor to wait for
-        self._trash.empty()
+        with translate_errors(name):
+            run.end()
+            with contextlib.suppress(RunNotFound):
+                if not _has_ended(run):  # supervisors whose records cannot be read
+                    run.kill()
+            with FileLock(self._root / ".lock"):
+                run.destroy()  # quick, since `end` has left no supervisor to wait for
+            self._trash.empty()
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""
@@ -186,7 +195,10 @@ class LocalBackend(FolderBackend):
     # Capacity
 
     def _free_resources(self) -> tuple[Resources, list[int]]:
-        """Return the free resources and the device numbers of the free GPUs; nothing is free while the disk is full."""
+        """Return the free resources and the device numbers of the free GPUs.
+
+        Nothing is free while the disk is full, or while it cannot be read how much a run takes.
+        """
         if self._disk.is_full():
             return Resources(0, 0), []
         cpus, memory_mib = self._total.cpus, self._total.memory_mib
@@ -196,13 +208,14 @@ class LocalBackend(FolderBackend):
             try:
                 if _has_ended(run):
                     continue
-                submission = run.submission()
+                reservation = run.reservation()
             except RunNotFound:  # a submission that was interrupted or is not complete yet
                 continue
-            resources, nodes = submission["spec"]["resources"], submission["spec"]["nodes"]
-            cpus -= resources["cpus"] * nodes
-            memory_mib -= resources["memory_mib"] * nodes
-            free_gpus.difference_update(*submission["gpus"])
+            if reservation is None:  # the run may take all of the machine
+                return Resources(0, 0), []
+            cpus -= reservation["cpus"]
+            memory_mib -= reservation["memory_mib"]
+            free_gpus.difference_update(reservation["gpus"])
         gpu_type = self._total.gpu_type if free_gpus else ""
         # Rounded, since 0.1 + 0.2 is not exactly 0.3. At least 0, since live runs may use more than the total after an
         # administrator has lowered the total.
@@ -231,7 +244,7 @@ class LocalBackend(FolderBackend):
 
     def _start(self, run: Run, spec: RunSpec, gpus: list[list[int]], bubblewrap: str) -> None:
         """Create the run's folder, start its supervisors and record it. `gpus`: each node's device numbers."""
-        run.create_folders()
+        run.create_folders(reservation_of(json.loads(spec.to_json()), gpus))
         for folder in self._checkpoint_and_output_folders(run, spec):
             folder.mkdir(exist_ok=True, mode=0o700)
         token = secrets.token_hex(32)  # the run's launchers recognize each other by it

@@ -20,7 +20,7 @@
                   outputs/               OUTPUT_DIR of such a run
     <root>/.checkpoints/<key>/           CHECKPOINT_DIR shared by attempts with this checkpoint key
     <root>/.outputs/<key>/               OUTPUT_DIR shared by attempts
-    <root>/.active/<name>                exists while the run holds capacity
+    <root>/.active/<name>                exists while the run holds capacity; says how much (`Reservation`)
     <root>/.trash/                       folders that are being removed
     <root>/.changes/<name>               touched whenever the run's status or output changes
     <root>/.lock                         locked by submissions and deletions
@@ -38,19 +38,38 @@ import json
 import os
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from runtime import pids
-from runtime.backends.supervision import outcome, peer_liveness, process_tree
+from runtime.backends.supervision import cgroups, outcome, peer_liveness, process_tree
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
-from runtime.errors import RunNotFound, RunUnreadable
+from runtime.errors import BackendUnavailable, RunNotFound, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
 
 _END_SECONDS = 5.0
 """How long supervisors may take to end their nodes before they are killed. They need a fraction of a second."""
+
+
+class Reservation(TypedDict):
+    """What a run takes of the machine, all nodes together. `gpus` are device numbers."""
+
+    cpus: float
+    memory_mib: int
+    gpus: list[int]
+
+
+def reservation_of(spec: Mapping[str, Any], gpus: Sequence[Sequence[int]]) -> Reservation:
+    """Return the reservation of a run. `spec` is its RunSpec as JSON data, `gpus` each node's device numbers."""
+    resources, nodes = spec["resources"], spec["nodes"]
+    return {
+        "cpus": resources["cpus"] * nodes,
+        "memory_mib": resources["memory_mib"] * nodes,
+        "gpus": [number for node_gpus in gpus for number in node_gpus],
+    }
 
 
 class Run:
@@ -67,14 +86,14 @@ class Run:
         """Return whether the run exists, that is, its submission is recorded."""
         return (self.folder / "submission.json").exists()
 
-    def create_folders(self) -> None:
+    def create_folders(self, reservation: Reservation) -> None:
         """Create the folders that supervisors and customer code write to, and count the run as active.
 
         `run/tensorboard` is TENSORBOARD_LOGDIR.
         """
         for subfolder in ("nodes", "logs", "run/tensorboard", "checkpoints", "outputs"):
             (self.folder / subfolder).mkdir(parents=True, mode=0o700)
-        self.active_marker.touch()
+        self.active_marker.write_text(json.dumps(reservation))
 
     def hold_lock(self, node: int) -> int:
         """Lock the node's lock file and return its descriptor, which the supervisor inherits.
@@ -102,11 +121,31 @@ class Run:
         """
         try:
             data: dict[str, Any] = json.loads((self.folder / "submission.json").read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise RunNotFound(f"There is no run named '{self.name}'.") from error
+        except ValueError as error:
+            # After a power failure the file may be empty, and the run is lost. But if the disk has damaged the file,
+            # the run may be alive.
+            if pids.lock_holders(self.folder / "nodes"):
+                raise RunUnreadable(f"The submission of the run '{self.name}' is damaged.") from error
+            raise RunNotFound(f"The submission of the run '{self.name}' is damaged.") from error
         except OSError as error:  # such as EMFILE or EIO: the run may be alive
             raise self._unreadable(error) from error
         return data
+
+    def reservation(self) -> Reservation | None:
+        """Return what the run takes of the machine; None if that cannot be read. Raises RunNotFound.
+
+        The submission and the active marker both say it, so that an error of the disk in one of them does no harm.
+        """
+        try:
+            submission = self.submission()
+            return reservation_of(submission["spec"], submission["gpus"])
+        except RunUnreadable:
+            with contextlib.suppress(OSError, ValueError):
+                reservation: Reservation = json.loads(self.active_marker.read_bytes())
+                return reservation
+        return None
 
     def _unreadable(self, error: OSError) -> RunUnreadable:
         return RunUnreadable(f"The run '{self.name}' cannot be read: {error.strerror}.")
@@ -127,9 +166,11 @@ class Run:
             raise self._unreadable(error) from error
         status = outcome.merge(self.name, submission["submitted_at"], records)
         if status.phase is RunPhase.ENDED:
-            self.active_marker.unlink(missing_ok=True)
-            if status.outcome is Outcome.NODE_LOST:
-                self._remove_cgroups_of_lost_nodes()
+            # On a disk that cannot be written, the marker stays; the run counts as ended all the same.
+            with contextlib.suppress(OSError):
+                self.active_marker.unlink(missing_ok=True)
+                if status.outcome is Outcome.NODE_LOST:
+                    self._remove_cgroups_of_lost_nodes()
         return status
 
     def _remove_cgroups_of_lost_nodes(self) -> None:
@@ -173,17 +214,23 @@ class Run:
         return record
 
     def request_stop(self, grace_seconds: int) -> None:
-        """Ask every supervisor to end the run. An earlier request that ends it sooner stays in force."""
+        """Ask every supervisor to end the run. An earlier request that ends it sooner stays in force.
+
+        Raises RunUnreadable if the request cannot be written.
+        """
         path, now = self.folder / "stop.json", time.time()
         try:
             request = json.loads(path.read_bytes())
             requested_end_at = request["at"] + request["grace_seconds"]
         except (OSError, ValueError):  # this is the first request
             requested_end_at = float("inf")
-        if now + grace_seconds < requested_end_at:
-            write_json(path, {"at": now, "grace_seconds": grace_seconds})
-        for pid, start_time in self._supervisors():
-            pids.send(pid, start_time, signal.SIGTERM)  # wakes the supervisor, which then reads stop.json
+        try:
+            if now + grace_seconds < requested_end_at:
+                write_json(path, {"at": now, "grace_seconds": grace_seconds})
+            for pid, start_time in self._supervisors():
+                pids.send(pid, start_time, signal.SIGTERM)  # wakes the supervisor, which then reads stop.json
+        except OSError as error:
+            raise self._unreadable(error) from error
 
     def request_deadline(self, deadline_seconds: int) -> None:
         """Ask every supervisor to move its deadline to `deadline_seconds` after the run's start, if that is later."""
@@ -211,12 +258,35 @@ class Run:
         """Ask each supervisor to end its node, and kill each one that has not done so after `_END_SECONDS`."""
         if not any(pids.is_alive(pid, start_time) for pid, start_time in self._supervisors()):
             return
-        self.request_stop(0)
+        with contextlib.suppress(RunUnreadable):  # then the supervisors are killed below
+            self.request_stop(0)
         give_up_at = time.monotonic() + _END_SECONDS
         for pid, start_time in self._supervisors():
             if not pids.wait_for_end(pid, start_time, give_up_at - time.monotonic()):
                 pids.send(pid, start_time, signal.SIGKILL)
                 pids.wait_for_end(pid, start_time, _END_SECONDS)
+
+    def kill(self) -> None:
+        """Kill the processes of the run, and free its capacity. Needs none of its files.
+
+        The supervisors hold the locks in `nodes/`, and all other processes descend from them. Raises BackendUnavailable
+        if a process does not end, for example because it waits for a disk.
+        """
+        # Searched again after the kill, since a supervisor may have forked another one.
+        while found := pids.with_descendants(pids.lock_holders(self.folder / "nodes")):
+            processes = [(pid, pids.start_time(pid)) for pid in found]
+            for pid, start_time in processes:
+                pids.send(pid, start_time, signal.SIGKILL)
+            give_up_at = time.monotonic() + _END_SECONDS
+            for pid, start_time in processes:
+                if not pids.wait_for_end(pid, start_time, give_up_at - time.monotonic()):
+                    raise BackendUnavailable(f"The process {pid} of the run '{self.name}' does not end.")
+        with contextlib.suppress(OSError):  # where the storage fails, the list of control groups and the marker stay
+            self._remove_cgroups_of_lost_nodes()
+            # A process whose supervisor ended earlier.
+            if cgroups.processes(process_tree.recorded_cgroups(self.folder / "nodes")):
+                raise BackendUnavailable(f"Processes of the run '{self.name}' do not end.")
+            self.active_marker.unlink(missing_ok=True)
 
     def _supervisors(self) -> list[tuple[int, int]]:
         """Return the pid and start time (`pids.start_time`) of each supervisor that has written a record."""

@@ -31,7 +31,7 @@ from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.shells import ShellSteps
 from runtime.backends.slurm.states import SlurmJob
 from runtime.backends.supervision import shell_socket
-from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name
+from runtime.backends.supervision.folder_backend import FolderBackend, check_folder_name, translate_errors
 from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.files import FileLock, refresh_listing
 from runtime.specs import Capacity, Controller, Image, Resources, RunPhase, RunSpec
@@ -123,18 +123,27 @@ class SlurmBackend(FolderBackend):
         except RunUnreadable:  # it may still run, and must be stopped all the same
             has_ended = False
         if not has_ended:
-            run.request_stop(grace_seconds)
+            with translate_errors(name):
+                run.request_stop(grace_seconds)
+
+    def kill(self, name: str) -> None:
+        """See `Backend.kill`."""
+        run = self._find(name)
+        run.kill_jobs()
+        with contextlib.suppress(OSError):  # where the storage fails, the marker stays
+            run.active_marker.unlink(missing_ok=True)
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`."""
         run = self._find(name)
-        killed_job = run.job_id()
-        run.kill()  # before the lock is taken, since the job may take long to end
-        with self._lock(name):
-            if run.job_id() != killed_job:  # another process has submitted the run meanwhile
-                run.kill()
-            run.move_to_trash()
-        self._trash.empty()
+        with translate_errors(name):
+            killed_job = run.job_id()
+            run.kill()  # before the lock is taken, since the job may take long to end
+            with self._lock(name):
+                if run.job_id() != killed_job:  # another process has submitted the run meanwhile
+                    run.kill()
+                run.move_to_trash()
+            self._trash.empty()
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`. Does not consider limits of accounts and QOS.

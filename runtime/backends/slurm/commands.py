@@ -125,6 +125,16 @@ class Slurm:
                 self._jobs, self._jobs_read_at = parse_jobs(text), time.monotonic()
             return self._jobs
 
+    def active_jobs(self, job_name: str) -> list[str]:
+        """Return the ids of this user's jobs of this name that have or may still get processes.
+
+        Asks Slurm at each call. Raises BackendUnavailable.
+        """
+        text = self._query(
+            "squeue", "--me", "--states=all", "--noheader", f"--name={job_name}", f"--format={JOB_FORMAT}"
+        )
+        return sorted(job.job_id for job in parse_jobs(text).values() if job.is_active)
+
     def known_jobs(self) -> dict[str, SlurmJob]:
         """Return the jobs of Slurm's last answer. Does not ask Slurm again, even if this answer is old."""
         return self._jobs

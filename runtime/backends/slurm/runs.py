@@ -107,6 +107,8 @@ class SlurmRun:
     def submission(self) -> dict[str, Any]:
         """Return the contents of `submission.json`. Raises RunNotFound, RunUnreadable."""
         data = self._load("submission.json")
+        if data is None and self.exists():
+            raise RunUnreadable(f"The submission of the run '{self.name}' is damaged.")
         if data is None:
             raise RunNotFound(f"There is no run named '{self.name}'.")
         return data
@@ -309,19 +311,20 @@ class SlurmRun:
         self._slurm.signal(job_id, STOP_SIGNAL.name.removeprefix("SIG"))
 
     def kill(self) -> None:
-        """Kill every job of this run's name, and wait until the recorded job has ended. Raises BackendUnavailable.
+        """Call `kill_jobs` if the run has a folder; else it has no jobs."""
+        if self.folder.is_dir():
+            self.kill_jobs()
 
-        Jobs are killed by name, since an interrupted submission has not recorded its job's id. If the id cannot be
-        read, this does not wait, so that a lasting error of the storage keeps no run from its deletion.
+    def kill_jobs(self) -> None:
+        """Kill every job of this run's name, and wait until they have ended. Raises BackendUnavailable.
+
+        Jobs are found by name, since an interrupted submission has not recorded its job's id, and the storage may fail.
         """
-        if not self.folder.is_dir():
-            return
         self._slurm.kill([f"--name={self.job_name}"])
-        job_id = self.job_id()
         give_up_at = time.monotonic() + _KILL_SECONDS
-        while (job := self._slurm.jobs(max_age_seconds=0).get(job_id)) is not None and job.is_active:
+        while job_ids := self._slurm.active_jobs(self.job_name):
             if time.monotonic() > give_up_at:
-                raise BackendUnavailable(f"The job {job_id} of the run '{self.name}' is still {job.state}.")
+                raise BackendUnavailable(f"Jobs of the run '{self.name}' have not ended: {', '.join(job_ids)}.")
             time.sleep(_KILL_POLL_SECONDS)  # Slurm sends no events
 
     def move_to_trash(self) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from runtime.backends import admission, launch_plan, log_chunks
 from runtime.backends.admission import extension_error
-from runtime.errors import RunNotFound
+from runtime.errors import RunNotFound, RunUnreadable
 from runtime.images import venvs
 from runtime.launcher.frameworks import rank_environment
 from runtime.launcher.topology import Plan
@@ -111,9 +112,10 @@ class FolderBackend:
 
     def delete_shared(self, checkpoint_key: str) -> None:
         """See `Backend.delete_shared`."""
-        self._trash.move_in(self.checkpoint_folder(checkpoint_key))
-        self._trash.move_in(self.output_folder(checkpoint_key))
-        self._trash.empty()
+        with translate_errors(checkpoint_key):
+            self._trash.move_in(self.checkpoint_folder(checkpoint_key))
+            self._trash.move_in(self.output_folder(checkpoint_key))
+            self._trash.empty()
 
     def fill_checkpoints(self, checkpoint_key: str, copy: Callable[[Path], None]) -> None:
         """See `Backend.fill_checkpoints`."""
@@ -169,6 +171,15 @@ class FolderBackend:
         if not spec.checkpoint_key:
             return run.folder / "checkpoints", run.folder / "outputs"
         return self.checkpoint_folder(spec.checkpoint_key), self.output_folder(spec.checkpoint_key)
+
+
+@contextlib.contextmanager
+def translate_errors(name: str) -> Iterator[None]:
+    """Raise RunUnreadable for an error of the storage in the `with` block, which changes files of this run."""
+    try:
+        yield
+    except OSError as error:
+        raise RunUnreadable(f"The files of '{name}' cannot be changed: {error.strerror}.") from error
 
 
 def check_folder_name(name: str) -> None:

@@ -36,6 +36,8 @@ class PodPlan(NodePlan, total=False):
     packages: str
     builtin_script: str
     platform_bytes: int
+    local_disk_bytes: int
+    local: Dict[str, str]
 
 
 class PodLimits(NodeLimits):
@@ -57,11 +59,19 @@ class PodLimits(NodeLimits):
                 by_quota=bool(plan.get("disk_by_quota")),
                 platform_bytes=int(plan.get("platform_bytes", 0)),
             )
+        # Each node measures the folders on its own machine's disk.
+        self._local_disk: Optional[disk.DiskLimit] = None
+        if plan.get("local_disk_bytes"):
+            self._local_disk = disk.DiskLimit(int(plan["local_disk_bytes"]), plan["local"])
+
+    @property
+    def _disks(self) -> List[disk.DiskLimit]:
+        return [limit for limit in (self._disk, self._local_disk) if limit is not None]
 
     def measure_folders(self) -> None:
         """Measure what the folders contain before the run; may take seconds. Call this before the launcher starts."""
-        if self._disk is not None:
-            self._disk.measure_folders()
+        for limit in self._disks:
+            limit.measure_folders()
 
     def begin_start_wait(self) -> float:
         """Note that the launcher was started; return how many seconds the nodes may still take to meet.
@@ -82,7 +92,8 @@ class PodLimits(NodeLimits):
             return self.launcher_killed_verdict("stopped answering")
         if not self._record.has_started:
             return self._check_start(now, is_silent)
-        return None if self._disk is None else self._disk.check(now, self._record)
+        verdicts = (limit.check(now, self._record) for limit in self._disks)
+        return next((verdict for verdict in verdicts if verdict is not None), None)
 
     def _check_start(self, now: float, is_silent: bool) -> Optional[Verdict]:
         """Return a verdict if the ranks do not start in time, else None. `is_silent`: the launcher does not answer."""

@@ -40,6 +40,9 @@ The plan is one JSON object, the same for every node of the run; unknown fields 
     disk_by_quota       true if that is the rest of the organization's storage quota
     written             the folders that the run may write to: {"run": path, "checkpoints": path, "outputs"?: path,
                         "workspace"?: path}, as the pod sees them. "run" is the run's whole folder
+    local               the folders on the disk of each node's own machine: {"tmp": path}
+    local_disk_bytes    what each node may add to them; 0: not measured. A file counts for at least 4 KiB, or for its
+                        inode's share of the disk
     platform_bytes      bytes in the run's folder for the files of this process, which do not count as the run's
     gpus                GPUs of each node; default 0
     python              the interpreter of the ranks; empty: this process's

@@ -231,7 +231,11 @@ def test_a_run_can_be_stopped_at_once_and_deleting_a_live_run_leaves_nothing(any
     with contextlib.suppress(RunNotFound):  # a stop during the submission removes the run
         assert any_harness.wait_for_end().outcome is Outcome.STOPPED
     any_harness.start(STUBBORN, name="job-2-1", nodes=2, deadline_seconds=3600, grace_seconds=600)
-    for name in ("job-1-1", "job-2-1", "job-2-1"):  # the console repeats a deletion that was interrupted
+    any_harness.start(STUBBORN, name="job-3-1", deadline_seconds=3600, grace_seconds=600)
+    for name in ("job-3-1", "job-3-1", "job-4-1"):  # again, and unknown
+        any_harness.backend.kill(name)
+        assert name not in any_harness.backend.names(live=True)
+    for name in ("job-1-1", "job-2-1", "job-2-1", "job-3-1"):  # the console repeats a deletion that was interrupted
         any_harness.backend.delete(name)
         with pytest.raises(RunNotFound):
             any_harness.backend.describe(name)

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from runtime import pids
 from runtime.backends.local.runs import Run
 from runtime.backends.supervision import peer_liveness
 from runtime.errors import NoCapacity, RunNotFound, RunUnreadable
@@ -91,6 +92,64 @@ def test_a_live_run_that_cannot_be_read_counts_and_is_stopped(harness, monkeypat
         assert harness.backend.capacity() == free
         harness.backend.stop("job-1-1", 1)
     harness.wait_for_outcome(Outcome.STOPPED)
+
+
+def test_a_run_whose_files_stay_unreadable_is_killed_and_frees_its_machine(harness, monkeypatch):
+    """Neither the submission, nor the records, nor the list of control groups can be read."""
+    free = harness.backend.capacity()
+    harness.submit(WAIT, nodes=2)
+    harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    taken = harness.backend.capacity()
+    assert taken != free
+    nodes = harness.backend.run_folder("job-1-1") / "nodes"
+    processes = pids.with_descendants(pids.lock_holders(nodes))
+    assert len(processes) > 4, "for each node at least a supervisor, bubblewrap and a launcher"
+    for path in nodes.parent.rglob("*"):
+        if path.suffix in {".json", ".cgroups"}:
+            path.unlink()
+            path.mkdir()  # reading it is an error that root gets too
+    with pytest.raises(RunUnreadable):
+        harness.backend.describe("job-1-1")
+    assert harness.backend.capacity() == taken
+    marker = nodes.parents[1] / ".active" / "job-1-1"
+    reservation = marker.read_text()
+    marker.write_text("")
+    assert harness.backend.capacity().machines[0].free.cpus == 0, "the run may take all of the machine"
+    marker.write_text(reservation)
+    (nodes.parent / "stop.json").mkdir()
+    with pytest.raises(RunUnreadable):
+        harness.backend.stop("job-1-1", 1)
+    harness.backend.kill("job-1-1")
+    assert not any(pids.is_alive(pid, pids.start_time(pid)) for pid in processes)
+    assert harness.backend.capacity() == free
+    assert nodes.exists()
+    trash = nodes.parents[1] / ".trash"
+    trash.touch()  # so that no folder can be moved into it
+    for delete in (harness.backend.delete, harness.backend.delete_shared):
+        harness.backend.checkpoint_folder("job-1-1").mkdir(exist_ok=True)
+        with pytest.raises(RunUnreadable):
+            delete("job-1-1")
+    trash.unlink()
+    harness.backend.delete_shared("job-1-1")
+    harness.backend.delete("job-1-1")
+
+
+def test_a_damaged_submission_of_a_live_run_is_no_missing_run(harness):
+    harness.submit(WAIT)
+    harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
+    taken = harness.backend.capacity()
+    submission = harness.backend.run_folder("job-1-1") / "submission.json"
+    submission.write_text("{")
+    with pytest.raises(RunUnreadable, match="damaged"):
+        harness.backend.describe("job-1-1")
+    assert harness.backend.capacity() == taken
+    processes = pids.with_descendants(pids.lock_holders(submission.parent / "nodes"))
+    (submission.parent / "nodes" / "0.json").write_text("{")
+    harness.backend.delete("job-1-1")
+    assert processes
+    assert not any(pids.is_alive(pid, pids.start_time(pid)) for pid in processes)
+    with pytest.raises(RunNotFound):
+        harness.backend.describe("job-1-1")
 
 
 def test_supervisors_of_a_submitter_that_died_start_nothing(harness, monkeypatch):

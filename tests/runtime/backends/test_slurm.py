@@ -350,6 +350,14 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
     assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
 
 
+def test_a_damaged_submission_is_no_missing_run(tmp_path):
+    run = SlurmRun(tmp_path, "job-1-1", SimpleNamespace(), config())
+    run.folder.mkdir()
+    (run.folder / "submission.json").write_text("{")
+    with pytest.raises(RunUnreadable, match="damaged"):
+        run.status()
+
+
 @pytest.mark.parametrize("file", ["submission.json", "nodes/0.json", "final.json"])
 def test_an_error_of_the_storage_decides_no_end(tmp_path, monkeypatch, file):
     """The machine of a run failed. One read of a file of the run is an error, and later reads succeed."""
@@ -380,14 +388,28 @@ def test_an_error_of_the_storage_decides_no_end(tmp_path, monkeypatch, file):
 
 def test_a_run_that_cannot_be_read_blocks_neither_its_cluster_nor_its_deletion(tmp_path, monkeypatch):
     backend = SlurmBackend(config=config(), root=tmp_path / "runs", images_root=tmp_path)
-    selections = []
+    selections, active = [], [["7"], []]
     backend._slurm = SimpleNamespace(
-        jobs=lambda max_age_seconds: {}, machines=lambda max_age_seconds: (), kill=selections.append
+        jobs=lambda max_age_seconds: {},
+        machines=lambda max_age_seconds: (),
+        kill=selections.append,
+        active_jobs=lambda _job_name: active.pop(0) if active else [],
     )
     run = backend._find("job-1-1")
     (run.folder / "submission.json").mkdir(parents=True)  # reading it is an error that root gets too
     run.active_marker.touch()
     assert backend.capacity().machines == ()
+    backend.kill("job-1-1")
+    assert (active, run.folder.exists(), backend.names(live=True)) == ([], True, []), "it waits for the jobs' end"
+    assert selections.pop() == [f"--name={run.job_name}"]
+    active[:] = [["7"]] * 2
+    monkeypatch.setattr("runtime.backends.slurm.runs._KILL_SECONDS", -1)
+    run.active_marker.touch()
+    with pytest.raises(BackendUnavailable, match="have not ended: 7"):
+        backend.kill("job-1-1")
+    assert backend.names(live=True) == ["job-1-1"], "it may still compute"
+    selections.clear()
+    active.clear()
     backend.delete("job-1-1")
     assert selections == [[f"--name={run.job_name}"]]
     assert (run.folder.exists(), backend.names(live=True)) == (False, [])

@@ -54,6 +54,19 @@ def check_for(limits, clock, seconds, step=1.0):
     return None
 
 
+def test_each_node_counts_the_files_on_its_own_machines_disk(clock, record, tmp_path):
+    """On a machine without free inodes, the kubelet would evict the node, and the run would be free."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    limits = PodLimits({**POD_PLAN, "local": {"tmp": str(folder)}, "local_disk_bytes": 1 << 20}, record)
+    limits.measure_folders()
+    record.data["started_at"] = 0.0
+    assert check_for(limits, clock, 10) is None
+    for number in range(300):
+        (folder / str(number)).touch()
+    assert check_for(limits, clock, 10) == ("disk_full", "disk_full")
+
+
 def test_a_silent_launcher_is_the_codes_fault_only_after_its_code_began(clock, record):
     # The names of the nodes never resolve, so the launcher is not started.
     limits = PodLimits(POD_PLAN, record)

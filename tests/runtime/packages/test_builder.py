@@ -6,6 +6,7 @@ import urllib.request
 
 import pytest
 
+from runtime.files import write_json
 from runtime.packages import builder, cluster_builder, layers
 from runtime.packages.builder import InstallRequest, InstallResult
 from runtime.packages.layers import Layer
@@ -171,6 +172,15 @@ def test_an_installation_whose_process_was_killed_starts_over(layer, index, requ
     assert builder.start(layer, request_of("alpha")).wait(120) == 0, (layer.folder / "builder.log").read_text()
     assert builder.result_of(layer).reason == ""
     assert processes_below(layer.folder) == []
+
+
+def test_an_unexpected_error_of_the_installer_is_a_fault_with_its_cause(layer, monkeypatch, capsys):
+    """Without a result, the installation would start again for ever."""
+    monkeypatch.setattr("sys.argv", ["builder", str(layer.folder)])
+    write_json(layer.folder / "request.json", {"unknown": 1})
+    builder.main()
+    assert builder.result_of(layer) == InstallResult("The installer failed: KeyError: 'requirements'", is_fault=True)
+    assert "Traceback" in capsys.readouterr().err, "for the administrator, in builder.log"
 
 
 def test_a_layers_key_depends_on_the_image_its_packages_and_the_requirements(tmp_path):
