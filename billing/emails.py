@@ -17,12 +17,13 @@ from django.utils.translation import gettext as _
 from billing import budgets, receivables
 from billing.amounts import money
 from billing.models import Account, BalanceWarning, Budget, BudgetAlert, Hold, Invoice, InvoiceMail
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 from console.accounts.models import Membership, Organization, User
 from console.accounts.roles import Capability
 from console.notifications import services as notifications
 
 
+@shared_connection()
 def send_due() -> int:
     """Send the emails that are due. Returns the number of alerts, warnings and invoices emailed.
 

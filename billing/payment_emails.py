@@ -14,12 +14,13 @@ from billing.amounts import money
 from billing.emails import payers
 from billing.messages import payment_failure_sentence
 from billing.models import AutoTopUp, Dispute, TopUp
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 
 MAX_AGE = timedelta(days=3)
 """Failures and disputes older than this are not emailed: after a long outage, the email would be too late."""
 
 
+@shared_connection()
 def send_due() -> int:
     """Send the emails that are due, each to all who may pay. Returns how many of them were sent.
 

@@ -25,7 +25,7 @@ from billing import selectors as billing
 from billing.amounts import money
 from billing.models import Account, Budget, Dispute, TopUp
 from console.accounts import services
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 from console.accounts.models import Closure, Membership, Organization, Quota, User
 from console.accounts.roles import Capability, Role
 from console.core.errors import CustomerError, InvalidInput, NotAllowed, OrganizationClosing
@@ -189,6 +189,7 @@ def accounts_to_pay_back() -> list[Account]:
     return [account for account in closed if credit.paid_minor(account) > 0]
 
 
+@shared_connection()
 def announce() -> int:
     """Mail all members that their organization will be closed; return the number of closures announced."""
     # `deliver` marks the row as emailed and returns whether it sent the emails.

@@ -16,7 +16,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 from console.accounts.models import Membership, User
 from console.notifications import services as notifications
 from jobs import results
@@ -29,6 +29,7 @@ MAX_LISTED_JOBS = 50
 """How many jobs one email or notification lists, so that it stays short. The email gives the number of the others."""
 
 
+@shared_connection()
 def announce() -> int:
     """Send the notices that are due and return their number. Safe to repeat."""
     for organization_pk in _expiring().order_by().values_list("organization", flat=True).distinct():

@@ -86,8 +86,12 @@ class NotebookSerializer(serializers.ModelSerializer[Job]):
         fields = (
             "id", "name", "state", "reason", "waiting_for", "url", "workspace", "image", "node_spec", "idle_seconds",
             "deadline_seconds", "currency", "cost_minor", "ceiling_minor", "queued_at", "started_at", "finished_at",
+            "placed_by",
         )  # fmt: skip
         read_only_fields = fields
+        extra_kwargs: ClassVar = {
+            "placed_by": {"help_text": "Who bought it: the number of the account, as `sub` of OpenID. Null: deleted."}
+        }
 
     @extend_schema_field(OpenApiTypes.STR)
     def get_url(self, job: Job) -> str:

@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 from console.accounts.models import User
 from console.notifications import services as notifications
 from console.notifications.models import Notification
@@ -44,6 +44,7 @@ def announce(now: datetime | None = None) -> int:
     return sum(_announce_limit(job.pk, now) for job in running if _is_due(job, now))
 
 
+@shared_connection()
 def send_due() -> int:
     """Send the emails that are due and return their number. Safe to repeat.
 

@@ -296,8 +296,9 @@ def current_quote(job: Job) -> Quote:
 
 
 def notebooks_for(organization: Organization) -> QuerySet[Job]:
-    """Return an organization's notebooks, newest first, with the related rows that `selectors.summary` reads."""
-    return selectors.jobs_for(organization).filter(builtin_script=NOTEBOOK_SCRIPT)
+    """Return an organization's notebooks, newest first, with the related rows that the API reads."""
+    jobs = selectors.jobs_for(organization).filter(builtin_script=NOTEBOOK_SCRIPT)
+    return jobs.prefetch_related("attempts")
 
 
 def notebook_for(organization: Organization, pk: int) -> Job:
@@ -314,9 +315,12 @@ def socket_of(job: Job) -> Path | Tunnel | None:
     The run's code can put anything at such a path, so `console.serving.notebooks` checks what it opens. A tunnel waits
     while JupyterLab starts, but not while its node starts, so a tunnel is returned only for a running notebook.
     """
-    attempt = job.attempts.filter(finished_at=None).last()
-    if attempt is None or job.state not in {JobState.STARTING, JobState.RUNNING}:
+    if job.state not in {JobState.STARTING, JobState.RUNNING}:
         return None
+    open_attempts = [attempt for attempt in job.attempts.all() if attempt.finished_at is None]
+    if not open_attempts:
+        return None
+    attempt = open_attempts[-1]
     try:
         socket = cluster(attempt.backend).notebook_socket(attempt.run_name)
     except RuntimeFault:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from billing.amounts import money
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 from console.accounts.models import Membership, User
 from console.notifications import services as notifications
 from console.notifications.models import Notification
@@ -26,6 +26,7 @@ MAX_MAIL_DELAY = timedelta(days=1)
 """After this time an end is no longer emailed: after a long outage of the email server, old emails are of no use."""
 
 
+@shared_connection()
 def send_due() -> int:
     """Send the emails that are due and return their number. Safe to repeat."""
     since = timezone.now() - MAX_MAIL_DELAY

@@ -46,7 +46,11 @@ class ContentsSerializer(serializers.Serializer[Contents]):
 
 
 class ImageSerializer(serializers.ModelSerializer[Image]):
-    """An image on offer. Built-in images (`builtin`) come with the installation; others have a registry `reference`."""
+    """An image on offer. Built-in images (`builtin`) come with the installation; others have a registry `reference`.
+
+    `context` may have `warning`, that of the registry's check in this request, and `problems`, those of all images of a
+    list (`images.problems`).
+    """
 
     builtin = serializers.BooleanField(source="is_builtin", read_only=True)
     frameworks = serializers.ListField(child=serializers.CharField(), read_only=True)
@@ -69,7 +73,7 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
 
     def get_ready(self, image: Image) -> bool:
         """Return whether a cluster can run it now."""
-        return not images.problem(image)
+        return not self._problem(image)
 
     @extend_schema_field(ContentsSerializer(allow_null=True))
     def get_contents(self, image: Image) -> Any:
@@ -83,7 +87,11 @@ class ImageSerializer(serializers.ModelSerializer[Image]):
 
     def get_not_ready_because(self, image: Image) -> str:
         """Return why no cluster can run it, and what to do; empty if one can."""
-        return images.problem(image)
+        return self._problem(image)
+
+    def _problem(self, image: Image) -> str:
+        problems = self.context.get("problems")
+        return images.problem(image) if problems is None else str(problems.get(image.pk, ""))
 
 
 class ImageChangeSerializer(serializers.Serializer[Any]):
@@ -117,7 +125,8 @@ class ImagesView(TenantView):
         """List the built-in images and the organization's own."""
         paginator = NewestFirst()
         page = paginator.paginate_queryset(storage.images_for(self.organization), request, view=self) or ()
-        return paginator.get_paginated_response(ImageSerializer(page, many=True).data)
+        serializer = ImageSerializer(page, many=True, context={"problems": images.problems(page)})
+        return paginator.get_paginated_response(serializer.data)
 
     @extend_schema(operation_id="images_create", request=NewImageSerializer, responses={201: ImageSerializer})
     def post(self, request: Request) -> Response:

@@ -19,7 +19,7 @@ from billing import storage_charges
 from billing.emails import payers
 from billing.models import Account, StorageBalance, StorageDay
 from billing.storage_charges import storage_price
-from console.accounts.emails import deliver
+from console.accounts.emails import deliver, shared_connection
 from console.accounts.models import Organization, Quota
 from console.accounts.zones import installation_time
 from jobs import expiry, results
@@ -54,10 +54,11 @@ def charge_all() -> None:
             # An error with one organization must not keep the others from being charged.
             logger.exception("The storage of account %s could not be charged; the next hour tries again.", account.pk)
     unpaid = StorageBalance.objects.filter(mailed_at=None, unpaid_since__isnull=False)
-    for balance in unpaid.select_related("account__organization"):
-        rows = StorageBalance.objects.filter(pk=balance.pk)
-        # `deliver` sets `mailed_at`, so that each balance is mailed once.
-        deliver(rows, partial(storage_charges.unpaid_mail, balance), payers(balance.account.owner))
+    with shared_connection():
+        for balance in unpaid.select_related("account__organization"):
+            rows = StorageBalance.objects.filter(pk=balance.pk)
+            # `deliver` sets `mailed_at`, so that each balance is mailed once.
+            deliver(rows, partial(storage_charges.unpaid_mail, balance), payers(balance.account.owner))
 
 
 def _enforce(account: Account) -> None:

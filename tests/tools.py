@@ -15,6 +15,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from console.serving.application import Application
 from console.serving.handler import Handler
 from console.serving.protocol import GuardedProtocol
+from console.serving.websocket_protocol import GuardedWebSocket
 from runtime.tools.control import CONTROL_SOCKET
 from runtime.tools.owner import Limits, Owner
 from tests.console.processes import free_port, wait_for
@@ -56,7 +57,7 @@ def asgi_console():
     """Serve the console's own ASGI application from a thread; yields its URL."""
     port = free_port()
     config = uvicorn.Config(
-        Application(Handler()), http=GuardedProtocol, ws="websockets-sansio", host="127.0.0.1",
+        Application(Handler()), http=GuardedProtocol, ws=GuardedWebSocket, host="127.0.0.1",
         port=port, lifespan="off", log_config=None,
     )  # fmt: skip
     server = uvicorn.Server(config)

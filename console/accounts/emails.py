@@ -3,14 +3,16 @@
 A row, such as an Invitation, marks a mail as due until its `mailed_at` is set. Each recipient gets an email of their
 own. A worker leases the recipient, sends, and stores that the email was sent. Mails are never sent inside a
 transaction. A worker that is killed loses no mail. If it was killed after sending and before storing, one recipient
-gets the mail again.
+gets the mail again. So does a recipient whose mail the server accepted without saying so in time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from smtplib import SMTPDataError, SMTPException, SMTPNotSupportedError, SMTPRecipientsRefused, SMTPSenderRefused
@@ -32,8 +34,14 @@ from console.accounts.models import EmailDelivery
 logger = logging.getLogger(__name__)
 PERMANENT_FAILURE = 500
 """The lowest SMTP code of permanent failures; lower codes may be retried."""
+SERVER_CLOSES = 421
+"""The SMTP code with which a server closes the connection, for example after as many emails as one may carry."""
 LEASE = timedelta(minutes=10)
 """How long a worker may take to send one email. Each step of SMTP takes at most `settings.EMAIL_TIMEOUT`."""
+PAUSE_SECONDS = 300.0
+"""How long a worker sends no emails after the server did not answer in time. Without it, a server that hangs would keep
+every worker busy with waiting. Shorter than LEASE, so that the next try begins with other recipients: the server may
+hang at one address only."""
 TRY_FOR = timedelta(days=7)
 """How long an email is tried again while the server refuses it for now, or drops the connection. Without this limit, a
 full mailbox, or a domain that has gone, would be tried every minute for ever."""
@@ -42,6 +50,8 @@ ABANDONED_AFTER = timedelta(days=7)
 the rows of its recipients (EmailDelivery) are deleted."""
 Renderer = Callable[[], tuple[str, str]]
 """Renders subject and text in the active language and time zone."""
+_connection: ContextVar[BaseEmailBackend | None] = ContextVar("connection", default=None)
+_paused_until = 0.0  # of this process, by the monotonic clock
 
 
 class Recipient(Protocol):
@@ -72,6 +82,25 @@ class Guest:
     language: str
     time_zone: str = ""
     browser_time_zone: str = ""
+
+
+@contextmanager
+def shared_connection() -> Iterator[BaseEmailBackend]:
+    """Let all calls of `deliver` in this block use one connection to the mail server, and close it at the end.
+
+    The connection opens at the first email. Also a decorator.
+    """
+    if connection := _connection.get():
+        yield connection
+        return
+    connection = get_connection()
+    token = _connection.set(connection)
+    try:
+        yield connection
+    finally:
+        _connection.reset(token)
+        with suppress(OSError, SMTPException):
+            connection.close()
 
 
 def deliver(rows: QuerySet[Any], render: Renderer, to: Iterable[Recipient]) -> bool:
@@ -132,17 +161,20 @@ def forget_abandoned() -> None:
 
 def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]) -> None:
     """Send the emails, each with one recipient, that were not sent yet and that no other worker is sending."""
-    if not mails:
-        return
-    try:
-        with get_connection() as connection:
-            for mail in mails:
+    with shared_connection() as connection:
+        for mail in mails:
+            if _is_paused():
+                return
+            try:
                 connection.open()  # again, if it was closed after a failure
                 if delivery := _claim(rows, source, mail.to[0]):
-                    is_done = _send_mail(connection, mail)
-                    _release(delivery, is_done=is_done or delivery.created_at < timezone.now() - TRY_FOR)
-    except (OSError, SMTPException):
-        logger.warning("The mail server cannot be reached; the next periodic task tries again.", exc_info=True)
+                    is_done = _send_mail(connection, mail) or delivery.created_at < timezone.now() - TRY_FOR
+                    if is_done or not _is_paused():  # else the lease keeps the next try from the same recipient
+                        _release(delivery, is_done=is_done)
+            except (OSError, SMTPException) as error:
+                _note_failure(connection, error)
+                logger.warning("The mail server cannot be reached; the next periodic task tries again.", exc_info=True)
+                return
 
 
 def _claim(rows: QuerySet[Any], source: str, address: str) -> EmailDelivery | None:
@@ -198,13 +230,33 @@ def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
     except SMTPDataError as error:
         logger.warning("The mail server refused a mail: %s", error)
         return error.smtp_code >= PERMANENT_FAILURE
-    except SMTPSenderRefused:
-        raise  # our own address, so all recipients wait until an administrator has mended it
+    except SMTPSenderRefused as error:
+        if error.smtp_code != SERVER_CLOSES:
+            raise  # our own address, so all recipients wait until an administrator has mended it
+        _note_failure(connection, error)
+        return False
     except (SMTPNotSupportedError, ValueError):
         logger.warning("A mail cannot be sent because an address is malformed.", exc_info=True)
-    except (OSError, SMTPException):
+    except (OSError, SMTPException) as error:
         logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
-        with suppress(OSError, SMTPException):
-            connection.close()
+        _note_failure(connection, error)
         return False
     return True
+
+
+def _note_failure(connection: BaseEmailBackend, error: BaseException) -> None:
+    """Close a connection that failed with this error. After a time-out, pause."""
+    global _paused_until  # noqa: PLW0603 - one for the process
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, TimeoutError):
+        cause = cause.__context__  # smtplib raises SMTPServerDisconnected for a time-out
+    if cause is not None:
+        logger.warning("The mail server did not answer in time. Emails pause for %d s.", PAUSE_SECONDS)
+        _paused_until = time.monotonic() + PAUSE_SECONDS
+    with suppress(OSError, SMTPException):
+        connection.close()
+
+
+def _is_paused() -> bool:
+    """Whether the mail server recently did not answer this process in time."""
+    return time.monotonic() < _paused_until

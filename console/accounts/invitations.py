@@ -108,6 +108,7 @@ def token_of(invitation: Invitation) -> str:
 
 
 @shared_task(name="console.accounts.invitations.send_due")
+@emails.shared_connection()
 def send_due() -> int:
     """Send the emails of new invitations and return their number."""
     due = Invitation.objects.filter(mailed_at=None, accepted_at=None, revoked_at=None, expires_at__gt=timezone.now())

@@ -15,6 +15,7 @@ from django.conf import settings
 
 from console.serving import notebooks
 from console.serving.protocol import GuardedProtocol
+from console.serving.websocket_protocol import GuardedWebSocket
 
 KEEP_ALIVE_SECONDS = 15
 """How long an idle connection stays open. It saves a new connection at the person's next click, but counts against
@@ -34,8 +35,7 @@ def serve() -> None:
     host, _, port = settings.WEB_BIND.rpartition(":")
     uvicorn.run(
         "console.asgi:application", host=host.strip("[]"), port=int(port), workers=settings.WEB_PROCESSES,
-        # uvicorn's protocol "websockets" needs the legacy API of the package websockets; "websockets-sansio" does not.
-        http=GuardedProtocol, ws="websockets-sansio",
+        http=GuardedProtocol, ws=GuardedWebSocket,
         ws_max_size=notebooks.MAX_MESSAGE_BYTES, lifespan="on", log_config=None, access_log=False, server_header=False,
         # `console.observability.addresses` decides whom to trust; uvicorn would change the scope's address itself.
         proxy_headers=False,

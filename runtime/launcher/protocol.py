@@ -39,9 +39,11 @@ Supervisor to launcher, after the launch plan (`topology.LaunchPlan`):
 
 Launcher to launcher (node 0 is the hub; the others are connected only to it):
 
-    hello    token, node, nonce, address      first message of a node, with its own address
-    welcome  proof                            first message of the hub: HMAC of the nonce with the token. Without a
-                                              valid proof, a node closes the connection and looks for the hub again
+    challenge  nonce                          first message of the hub
+    hello    node, nonce, address, proof      answer of a node, with its own address. The proof is an HMAC of these
+                                              fields and the challenge's nonce with the run's token
+    welcome  proof                            the hub's answer: HMAC of both nonces with the token. Without a valid
+                                              proof, a node closes the connection and looks for the hub again
     heartbeat                                 at least every second
     start    round, rendezvous_port,          from the hub: start the ranks; `addresses` are those of the hellos
              addresses

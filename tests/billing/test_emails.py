@@ -6,6 +6,8 @@ import sys
 from datetime import date, timedelta
 from functools import partial
 from smtplib import SMTPDataError, SMTPNotSupportedError, SMTPRecipientsRefused, SMTPServerDisconnected
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from threading import Thread
 
 import pytest
 from django.core import mail
@@ -14,6 +16,7 @@ from django.utils import timezone
 
 from billing import emails, invoices, receivables, storage_charges
 from billing.models import InvoiceMail, StorageBalance
+from console.accounts import emails as delivery
 from console.accounts.models import EmailDelivery
 from console.accounts.roles import Role
 from tests.billing.runs import run
@@ -150,6 +153,66 @@ def test_a_mailbox_that_stays_full_is_not_tried_for_ever_and_delays_no_other(own
     assert [message.to for message in mail.outbox] == [[accountant.user.email]]
     EmailDelivery.objects.update(created_at=timezone.now() - timedelta(days=8))
     assert emails.send_due() == 1
+
+
+class MailServer(ThreadingTCPServer):
+    """An SMTP server that does not answer about the recipients in `silent_for`. `delivered` has those of its emails."""
+
+    daemon_threads = True
+
+    class Handler(StreamRequestHandler):
+        def handle(self):
+            self.server.connections += 1
+            self.wfile.write(b"220 ready\r\n")
+            recipient = ""
+            for line in self.rfile:
+                command = line.decode().strip()
+                if command.upper().startswith("RCPT"):
+                    recipient = command.partition("<")[2].partition(">")[0]
+                    if recipient in self.server.silent_for:
+                        continue
+                if command.upper() == "DATA":
+                    self.wfile.write(b"354 go on\r\n")
+                    while self.rfile.readline() != b".\r\n":
+                        pass
+                    self.server.delivered.append(recipient)
+                self.wfile.write(b"250 done\r\n")
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), self.Handler)
+        self.connections, self.silent_for, self.delivered = 0, set(), []
+
+
+@pytest.fixture
+def mail_server(settings, monkeypatch):
+    monkeypatch.setattr(delivery, "_paused_until", 0.0)
+    with MailServer() as server:
+        Thread(target=server.serve_forever).start()
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, settings.EMAIL_PORT = server.server_address
+        settings.EMAIL_TIMEOUT = 2
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("invoice")
+def test_a_mail_server_that_hangs_is_tried_once_and_later_gets_what_it_has_not_accepted(
+    account, owner, accountant, mail_server, monkeypatch
+):
+    run(account, 100, member=owner)
+    assert invoices.issue(organization=account.organization, until=timezone.now()) is not None
+    first, second = owner.user.email, accountant.user.email  # emails in English go before those in Chinese
+    mail_server.silent_for = {second}
+    assert [emails.send_due() for _ in range(2)] == [0, 0]
+    assert (mail_server.delivered, mail_server.connections) == ([first], 1), "two invoices, one time-out"
+
+    mail_server.silent_for = set()
+    monkeypatch.setattr(delivery, "_paused_until", 0.0)
+    assert emails.send_due() == 1, "the recipient of the time-out waits, so that it delays no other"
+    EmailDelivery.objects.update(leased_until=None)
+    assert emails.send_due() == 1
+    assert sorted(mail_server.delivered) == sorted([first, second] * 2)
+    assert mail_server.connections == 3, "one for all emails of a task"
 
 
 @pytest.mark.parametrize("is_paid_while_sending", [False, True])

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 from trainyard_jupyterhub import spawner as spawner_module
+from trainyard_jupyterhub.authenticator import TrainyardAuthenticator
 from trainyard_jupyterhub.spawner import TrainyardSpawner
 
 PROFILES = [
@@ -33,7 +34,7 @@ class Spawner(TrainyardSpawner):
 
 async def call(url: str, method: str, options: dict[str, str]) -> list[object]:
     async def get_auth_state() -> dict[str, str]:
-        return {"access_token": "t"}
+        return {"access_token": "t", TrainyardAuthenticator.user_auth_state_key: {"sub": "1"}}
 
     async def refresh_user(_user: object) -> bool:
         return False  # as if the console restarted meanwhile

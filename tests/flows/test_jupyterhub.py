@@ -289,15 +289,19 @@ def test_a_server_counts_as_open_while_its_console_cannot_be_reached(installed):
     assert refusals == [None, None, 1]  # a log-in that is refused for longer than an hour has ended
 
 
-def test_a_start_waits_while_the_console_restarts_and_takes_over_the_notebook_of_its_own_profile_alone(installed):
-    def notebook(number, profile, state="running"):
-        choices = {"workspace": "main", "image": "pytorch", "node_spec": "nano", "url": "u"}
+def test_a_start_waits_while_the_console_restarts_and_takes_over_its_users_notebook_of_its_profile(installed):
+    def notebook(number, profile, state="running", placed_by=1):
+        choices = {"workspace": "main", "image": "pytorch", "node_spec": "nano", "url": "u", "placed_by": placed_by}
         queued_at = datetime.now(UTC).isoformat()
         return {"id": number, "name": f"JupyterHub 1 ({profile})", "state": state, "queued_at": queued_at} | choices
 
     pages = {
         "?page_size=200": {
-            "results": [notebook(5, "Large size"), notebook(4, "Small", state="failed")],
+            "results": [
+                *(notebook(number, "Small", placed_by=other) for number, other in ((7, 2), (6, None))),
+                notebook(5, "Large size"),
+                notebook(4, "Small", state="failed"),
+            ],
             "next": "http://other.example.com/?cursor=b",
         },
         "?cursor=b": {"results": [notebook(3, "Small") | {"url": "", "waiting_for": "Waiting"}], "next": None},

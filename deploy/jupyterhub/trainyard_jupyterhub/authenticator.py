@@ -64,10 +64,18 @@ class TrainyardAuthenticator(GenericOAuthenticator):
 
 def organizations(auth_state: dict[str, Any] | None) -> list[dict[str, str]]:
     """Return the person's organizations, as the console stated them at the last log-in or refresh."""
-    user_info = (auth_state or {}).get(TrainyardAuthenticator.user_auth_state_key) or {}
-    return user_info.get("organizations") or []
+    return _user_info(auth_state).get("organizations") or []
+
+
+def account_number(auth_state: dict[str, Any] | None) -> str:
+    """Return the number of the person's account of the console; empty if it is not known."""
+    return str(_user_info(auth_state).get("sub") or "")
 
 
 def slugs(auth_state: dict[str, Any] | None) -> set[str]:
     """Return the short names of the person's organizations."""
     return {organization["slug"] for organization in organizations(auth_state)}
+
+
+def _user_info(auth_state: dict[str, Any] | None) -> dict[str, Any]:
+    return (auth_state or {}).get(TrainyardAuthenticator.user_auth_state_key) or {}

@@ -14,7 +14,7 @@ from jupyterhub.spawner import Spawner
 from traitlets import Dict, Integer, List, Unicode, default
 
 from trainyard_jupyterhub.api import NotebooksClient, Refused, money
-from trainyard_jupyterhub.authenticator import organizations
+from trainyard_jupyterhub.authenticator import account_number, organizations
 from trainyard_jupyterhub.redirects import REDIRECTS
 
 ENDED = {"succeeded", "failed", "cancelled"}
@@ -202,13 +202,19 @@ class TrainyardSpawner(Spawner):
         return fields | {"name": name, "workspace": str(self.user_options.get("workspace") or self.workspace)}
 
     async def _find_open_notebook(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the notebook that was bought for this server and has not ended; None if there is none."""
+        """Return the notebook that was bought for this server and has not ended; None if there is none.
+
+        The API lists the notebooks of the whole organization. Those of other members do not count: anybody can choose
+        the same name, and whoever uses a notebook runs what its buyer has started there.
+        """
+        own_number = account_number(await self.user.get_auth_state())
         query, oldest = "?page_size=200", datetime.now(UTC) - MAX_AGE  # the API's largest page
         while query:
             page = await api.call("GET", query)
             for notebook in page["results"]:
                 is_same = all(notebook[key] == purchase[key] for key in ("name", "workspace", "image", "node_spec"))
-                if is_same and notebook["state"] not in {*ENDED, "stopping"}:
+                is_own = str(notebook.get("placed_by")) == own_number
+                if is_own and is_same and notebook["state"] not in {*ENDED, "stopping"}:
                     return notebook
             # Only the query of the next page's address is used: the token must not be sent to any other address.
             query = f"?{urlsplit(page['next']).query}" if page["next"] else ""

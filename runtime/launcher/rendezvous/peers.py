@@ -2,18 +2,25 @@
 
 Node 0 is the hub: it listens, and every other node holds one connection to it. A cluster's DNS may return an old
 address, on which another run's pod now listens. A node therefore reconnects until the hub has proved that it knows the
-run's token. The hub closes connections that send no valid token. A node that sends nothing for `SILENCE_SECONDS` counts
-as lost, even if its connection is open.
+run's token. The hub closes connections of nodes that have not proved it. A node that sends nothing for
+`SILENCE_SECONDS` counts as lost, even if its connection is open.
+
+Neither side sends the token. Each proves it by an HMAC over random numbers of both sides (nonces), as in the three-pass
+mutual authentication of ISO/IEC 9798-4. A proof is of no use on another connection, because the other side's nonce
+differs there. The messages that follow are neither encrypted nor signed: whoever can change the traffic between two
+nodes of a run, or passes it on between them, can read and change these messages.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import socket
 import time
+from contextlib import suppress
 from selectors import EVENT_READ, BaseSelector
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..protocol import MAX_LINE_BYTES, ConnectionLost, Link, Message
 
@@ -27,11 +34,12 @@ waits 12 s for one."""
 _CONNECT_RETRY_SECONDS = 0.25
 """Interval between tries to connect to the hub: short, since the start of the run waits for the connection."""
 _HELLO_SECONDS = 5.0
-"""How long a new connection may take to send its hello. A launcher sends it at once; a slow network may take longer."""
+"""How long a new connection may take to send its hello. A launcher answers the challenge at once; a slow network takes
+longer."""
 _MAX_HELLO_BYTES = 4096
-"""Maximum length of a message before the token is verified. A hello has some hundred bytes."""
+"""Maximum length of a message before the other side has proved the token. A hello has some hundred bytes."""
 _MAX_UNVERIFIED = 64
-"""Maximum number of connections without a verified token, so that other processes cannot use up the descriptors."""
+"""Maximum number of connections without a valid proof, so that other processes cannot use up the descriptors."""
 
 
 class Peers:
@@ -48,7 +56,8 @@ class Peers:
         self._nodes = nodes
         self._token = token
         self._listener: Optional[socket.socket] = None
-        self._unverified: Dict[Link, float] = {}  # on the hub: connections without a hello, and when they were accepted
+        # On the hub: connections without a hello, with the nonce of their challenge and when they were accepted.
+        self._unverified: Dict[Link, Tuple[str, float]] = {}
         self._links: Dict[int, Link] = {}  # verified connections, by node
         # Every node that was ever connected, with the monotonic time of its last message (infinite: lost).
         self._last_message_at: Dict[int, float] = {}
@@ -58,7 +67,7 @@ class Peers:
         # On nodes other than the hub.
         self._hub_address: Optional[Tuple[str, int]] = None  # None before `join`, and once the hub has answered
         self._pending_link: Optional[Link] = None  # the connection that waits for the hub's welcome
-        self._nonce = ""  # sent on that connection
+        self._hub_proof: Optional[str] = None  # the proof that its welcome must have; None before the challenge
         self._next_connect_at = 0.0  # monotonic
 
     def listen(self, listener: socket.socket) -> None:
@@ -123,7 +132,7 @@ class Peers:
         if source is None:
             return self._handle_timers()
         if isinstance(source, Link) and source is self._pending_link:
-            return self._complete_join(source)
+            return self._continue_join(source)
         if not isinstance(source, Link):
             self._accept()
         elif source in self._unverified:
@@ -147,7 +156,7 @@ class Peers:
     def _handle_timers(self) -> List[Tuple[int, Message]]:
         """Send heartbeats, reject late hellos, reconnect; return a `lost` message for each silent node."""
         now = time.monotonic()
-        for link, since in list(self._unverified.items()):
+        for link, (_nonce, since) in list(self._unverified.items()):
             if now - since > _HELLO_SECONDS:
                 self._reject(link)
         if now >= self._next_heartbeat_at:
@@ -161,35 +170,29 @@ class Peers:
         return lost_messages
 
     def _connect(self, address: Tuple[str, int]) -> None:
-        """Connect to this address and send a hello. The other end counts as the hub once it has sent a welcome."""
+        """Connect to this address. The other end counts as the hub once it has sent a valid welcome."""
         self._next_connect_at = time.monotonic() + _CONNECT_RETRY_SECONDS
         try:
             connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
         except OSError:
             return  # `_handle_timers` tries again
+        _send_at_once(connection)
         connection.settimeout(SILENCE_SECONDS)  # a hub that reads nothing for so long counts as lost anyway
         self._pending_link = Link(connection, _MAX_HELLO_BYTES)
         self._selector.register(self._pending_link, EVENT_READ, self._pending_link)
-        self._nonce = os.urandom(16).hex()
-        hello = {"type": "hello", "token": self._token, "node": self._node, "nonce": self._nonce}
-        try:
-            self._pending_link.send({**hello, "address": self._addresses.get(self._node, "")})
-        except ConnectionLost:
-            self._drop_pending()
+        self._hub_proof = None
 
-    def _complete_join(self, link: Link) -> List[Tuple[int, Message]]:
-        """Handle the answer to a hello. Drop the connection unless the answer is a welcome with a valid proof."""
+    def _continue_join(self, link: Link) -> List[Tuple[int, Message]]:
+        """Answer the hub's challenge with a hello, or handle its welcome. Drop the connection if either is invalid."""
         try:
             messages = link.receive()
+            if not messages:
+                return []
+            if self._hub_proof is None:
+                self._send_hello(link, messages[0])
+                return []
+            self._check_welcome(messages[0])
         except ConnectionLost:
-            self._drop_pending()
-            return []
-        if not messages:
-            return []
-        welcome = messages[0]
-        if welcome.get("type") != "welcome" or not _is_equal(
-            welcome.get("proof", ""), _proof(self._token, self._nonce)
-        ):
             self._drop_pending()
             return []
         self._pending_link = self._hub_address = None
@@ -198,6 +201,21 @@ class Peers:
         self._add_link(0, link)
         return [(0, message) for message in messages[1:] if message.get("type") != "heartbeat"]
 
+    def _send_hello(self, link: Link, challenge: Message) -> None:
+        """Answer a challenge. Raises ConnectionLost, also if it is none."""
+        challenge_nonce = challenge.get("nonce")
+        if challenge.get("type") != "challenge" or not isinstance(challenge_nonce, str):
+            raise ConnectionLost("no valid challenge")
+        nonce, address = _new_nonce(), self._addresses.get(self._node, "")
+        self._hub_proof = _proof(self._token, "welcome", challenge_nonce, nonce, self._node)
+        proof = _proof(self._token, "hello", challenge_nonce, nonce, self._node, address)
+        link.send({"type": "hello", "node": self._node, "nonce": nonce, "address": address, "proof": proof})
+
+    def _check_welcome(self, welcome: Message) -> None:
+        """Raise ConnectionLost unless this is the welcome of the hub."""
+        if welcome.get("type") != "welcome" or not _is_equal(welcome.get("proof", ""), self._hub_proof or ""):
+            raise ConnectionLost("no valid welcome")
+
     def _drop_pending(self) -> None:
         if self._pending_link is not None:
             self._selector.unregister(self._pending_link)
@@ -205,7 +223,7 @@ class Peers:
             self._pending_link = None
 
     def _accept(self) -> None:
-        """On the hub, accept a connection, which must then send a hello."""
+        """On the hub, accept a connection and send it a challenge, which it must answer with a hello."""
         if self._listener is None:
             return
         try:
@@ -215,13 +233,18 @@ class Peers:
         if len(self._unverified) >= _MAX_UNVERIFIED:
             connection.close()
             return
+        _send_at_once(connection)
         connection.setblocking(False)
-        link = Link(connection, _MAX_HELLO_BYTES)
-        self._unverified[link] = time.monotonic()
+        link, nonce = Link(connection, _MAX_HELLO_BYTES), _new_nonce()
+        self._unverified[link] = (nonce, time.monotonic())
         self._selector.register(link, EVENT_READ, link)
+        try:
+            link.send({"type": "challenge", "nonce": nonce})
+        except ConnectionLost:
+            self._reject(link)
 
     def _verify(self, link: Link) -> None:
-        """On the hub, accept a connection whose hello has the token and the number of a missing node; reject others."""
+        """On the hub, welcome a node that is missing and whose hello proves the token; reject other connections."""
         try:
             messages = link.receive()
         except ConnectionLost:
@@ -230,12 +253,17 @@ class Peers:
         if not messages:
             return
         hello = messages[0]
-        node = hello.get("node")
+        node, nonce, address = hello.get("node"), hello.get("nonce"), hello.get("address")
+        challenge_nonce, _since = self._unverified[link]
         if (
-            not _is_equal(hello.get("token", ""), self._token)
-            or not isinstance(node, int)
+            not isinstance(node, int)
+            or not isinstance(nonce, str)
+            or not isinstance(address, str)
             or not 0 < node < self._nodes
             or node in self._last_message_at
+            or not _is_equal(
+                hello.get("proof", ""), _proof(self._token, "hello", challenge_nonce, nonce, node, address)
+            )
         ):
             self._reject(link)
             return
@@ -243,12 +271,11 @@ class Peers:
         self._selector.unregister(link)
         link.socket.settimeout(SILENCE_SECONDS)  # a node that reads nothing for so long counts as lost anyway
         link.max_line_bytes = MAX_LINE_BYTES
-        address = hello.get("address")
-        if isinstance(address, str) and address:
+        if address:
             self._addresses[node] = address
         self._add_link(node, link)
         try:
-            link.send({"type": "welcome", "proof": _proof(self._token, str(hello.get("nonce", "")))})
+            link.send({"type": "welcome", "proof": _proof(self._token, "welcome", challenge_nonce, nonce, node)})
         except ConnectionLost:
             return  # `events` reports it
 
@@ -274,13 +301,22 @@ class Peers:
         return [] if node in self._finished else [(node, {"type": "lost", "silent": was_silent})]
 
 
-def _proof(token: str, nonce: str) -> str:
-    """Return the proof that the hub knows the token, which a node checks: see the module's docstring.
+def _send_at_once(connection: socket.socket) -> None:
+    """Let no message wait until the other side has acknowledged the last one, which takes up to 40 ms."""
+    with suppress(OSError):  # the other side has disconnected already, which the next call finds too
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    It guards against an accident, another run's hub at an old address. It does not keep the token secret: the node has
-    already sent the token in its hello.
+
+def _new_nonce() -> str:
+    return os.urandom(16).hex()
+
+
+def _proof(token: str, *values: Union[int, str]) -> str:
+    """Return the proof that the sender of a message knows the token: see the module's docstring.
+
+    `values` are the message's type, the nonces of hub and node, and what else the proof covers.
     """
-    return hmac.new(token.encode(), b"welcome " + nonce.encode("utf-8", "replace"), "sha256").hexdigest()
+    return hmac.new(token.encode(), json.dumps(values).encode(), "sha256").hexdigest()
 
 
 def _is_equal(received: object, expected: str) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import threading
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -19,7 +20,7 @@ from websockets.http11 import Response
 
 from billing.models import Quote
 from console.core.errors import InvalidInput
-from console.serving import gate
+from console.serving import gate, websocket_protocol
 from console.serving import notebooks as gateway
 from jobs import notebooks, results
 from jobs.errors import NoNotebooks
@@ -402,6 +403,28 @@ class TestHost:
         lab.path.unlink()
         elsewhere.rename(lab.path)
         assert browser.ask().status_code == HTTPStatus.OK
+
+    @pytest.mark.parametrize("attack", ["pings without reading", "empty fragments"])
+    def test_a_websocket_that_fills_the_memory_is_cut_off(self, browsers, customer, attack, monkeypatch):
+        monkeypatch.setattr(websocket_protocol, "MAX_UNSENT_BYTES", 1024**2)
+        browser = browsers(customer.membership)
+        browser.enter()
+        lines = [
+            "GET /api/kernels/1/channels HTTP/1.1", f"Host: {browser.host}", f"Origin: http://{browser.host}",
+            f"Cookie: {browser.cookie}", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "", "",
+        ]  # fmt: skip
+        mask = bytes(4)
+        ping = b"\x89\xfd" + mask + bytes(125)
+        start_of_message, fragment = b"\x01\x80" + mask, b"\x00\x80" + mask
+        with socket.create_connection(("127.0.0.1", browser.port), timeout=60) as client:
+            client.sendall("\r\n".join(lines).encode())
+            assert b" 101 " in client.recv(4096)
+            client.sendall(b"" if attack == "pings without reading" else start_of_message)
+            frames = (ping if attack == "pings without reading" else fragment) * 500
+            count = 40 * 1024**2 // len(frames)  # several times what the sockets' buffers hold
+            with pytest.raises(OSError, match=r"reset|pipe"):
+                client.sendall(frames * count)
 
     def test_websockets_pass_from_the_same_origin_with_the_cookie_until_the_member_logs_out(
         self, browsers, customer, lab, monkeypatch
