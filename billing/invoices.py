@@ -227,6 +227,12 @@ def uninvoiced_minor(organization: Organization) -> int:
     return int(charged["total"] - invoices.aggregate(total=Sum("subtotal_minor", default=0))["total"])
 
 
+def corrections_of(receipt: Receipt) -> QuerySet[InvoiceLine]:
+    """Return the lines of credit notes that correct a receipt, oldest first. `returned_minor` is what each returned."""
+    lines = InvoiceLine.objects.filter(corrects__receipt=receipt).select_related("invoice").order_by("pk")
+    return lines.annotate(returned_minor=-F("amount_minor"))
+
+
 class CorrectableLine(NamedTuple):
     """A line of an invoice, and the amount that credit notes can still return, in minor units."""
 

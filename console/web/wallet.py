@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_GET, require_http_methods
 from django_htmx.http import HttpResponseClientRedirect
 
-from billing import budgets, credit, currencies, payments, receivables, selectors
+from billing import budgets, credit, currencies, invoices, payments, receivables, selectors
 from billing.amounts import to_major
 from billing.errors import BillingError
 from billing.models import Account, Hold, Receipt, TopUp
@@ -144,6 +144,7 @@ def receipt_detail(request: MemberRequest, pk: int) -> HttpResponse:
         {
             "receipt": receipt,
             "released_minor": receipt.ceiling_minor - receipt.total_minor,
+            "corrections": invoices.corrections_of(receipt),
             # None for the receipt of a storage charge, whose hold has no order.
             "job": receipt.hold.order.job if hasattr(receipt.hold, "order") else None,
         },

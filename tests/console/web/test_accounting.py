@@ -31,6 +31,8 @@ def test_a_month_of_costs_is_shown_and_exported_as_csv(owner_page, completed_job
     note = invoices.correct(invoice=invoice, amounts={line.pk: 2}, reason="A slip", user=None)
     assert "Credit notes returned $0.02, not deducted here" in owner_page.get(reverse("cost_list")).text
     assert f"{note.number}: A slip" in owner_page.get(reverse("wallet")).text
+    receipt = owner_page.get(reverse("receipt_detail", args=[line.receipt_id])).text
+    assert f"Credit note {note.number} returned $0.02: A slip" in receipt
     rows = owner_page.get(reverse("cost_export")).getvalue().decode("utf-8-sig")
     assert rows.splitlines()[0].startswith("receipt,run,")
     assert f"R-{completed_job.order.hold.receipt.pk},#{completed_job.pk} train.py" in rows
