@@ -352,12 +352,14 @@ def test_a_node_that_is_removed_is_lost(any_harness):
 def test_an_elastic_run_goes_on_without_a_lost_node(any_harness):
     script = """
     import os, signal, time
+    # A cluster's times are whole seconds, and neither the span of two nodes nor that of one may be empty.
     if os.environ["WORLD_SIZE"] == "2":
+        time.sleep(2)
         print("both", flush=True)
         while True:
             signal.pause()
     print("alone after", os.environ["RESTART_COUNT"], flush=True)
-    time.sleep(3)  # a cluster's times are whole seconds, and the span of one node must not be empty
+    time.sleep(3)
     """
     any_harness.start(script, text="both", nodes=2, min_nodes=1)
     any_harness.wait("job-1-1", lambda status: status.phase is RunPhase.RUNNING)
