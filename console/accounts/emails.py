@@ -8,6 +8,7 @@ gets the mail again. So does a recipient whose mail the server accepted without 
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -38,10 +39,14 @@ SERVER_CLOSES = 421
 """The SMTP code with which a server closes the connection, for example after as many emails as one may carry."""
 LEASE = timedelta(minutes=10)
 """How long a worker may take to send one email. Each step of SMTP takes at most `settings.EMAIL_TIMEOUT`."""
+SILENCE = timedelta(hours=2)
+"""How long an address gets no email after the server did not answer in time about it: the server may ask a mail server
+of that address that hangs. Longer than the interval of the slowest task, so that the address does not keep each run of
+it from later recipients."""
+MAX_TIMEOUTS = 2
+"""After this many time-outs in a row the server itself seems to hang, and emails pause."""
 PAUSE_SECONDS = 300.0
-"""How long a worker sends no emails after the server did not answer in time. Without it, a server that hangs would keep
-every worker busy with waiting. Shorter than LEASE, so that the next try begins with other recipients: the server may
-hang at one address only."""
+"""How long a worker process sends no emails while the server hangs. Otherwise it would wait for each of them."""
 TRY_FOR = timedelta(days=7)
 """How long an email is tried again while the server refuses it for now, or drops the connection. Without this limit, a
 full mailbox, or a domain that has gone, would be tried every minute for ever."""
@@ -51,7 +56,20 @@ the rows of its recipients (EmailDelivery) are deleted."""
 Renderer = Callable[[], tuple[str, str]]
 """Renders subject and text in the active language and time zone."""
 _connection: ContextVar[BaseEmailBackend | None] = ContextVar("connection", default=None)
-_paused_until = 0.0  # of this process, by the monotonic clock
+# Of this process: the time-outs in a row, and until when it sends no emails, by the monotonic clock.
+_timeouts = 0
+_paused_until = 0.0
+
+
+class _Result(enum.Enum):
+    """What the mail server did with an email."""
+
+    DONE = enum.auto()
+    """It accepted it, or refused it for good."""
+    LATER = enum.auto()
+    """It may accept it later."""
+    SILENT = enum.auto()
+    """It did not answer in time, so it may have accepted it."""
 
 
 class Recipient(Protocol):
@@ -168,18 +186,23 @@ def _send_to_waiting(rows: QuerySet[Any], source: str, mails: list[EmailMessage]
             try:
                 connection.open()  # again, if it was closed after a failure
                 if delivery := _claim(rows, source, mail.to[0]):
-                    is_done = _send_mail(connection, mail) or delivery.created_at < timezone.now() - TRY_FOR
-                    if is_done or not _is_paused():  # else the lease keeps the next try from the same recipient
-                        _release(delivery, is_done=is_done)
+                    _release(delivery, _send_mail(connection, mail))
             except (OSError, SMTPException) as error:
-                _note_failure(connection, error)
+                if _is_timeout(error):
+                    _pause()
+                _close(connection)
                 logger.warning("The mail server cannot be reached; the next periodic task tries again.", exc_info=True)
                 return
 
 
 def _claim(rows: QuerySet[Any], source: str, address: str) -> EmailDelivery | None:
-    """Reserve a recipient for this worker. Return None if the email was sent, or another worker is sending it."""
+    """Reserve a recipient for this worker.
+
+    Return None if the email was sent, if another worker is sending it, or during the SILENCE of the address.
+    """
     now = timezone.now()
+    if EmailDelivery.objects.filter(address=address, leased_until__gt=now + LEASE).exists():
+        return None
     with transaction.atomic():
         # With the lock, no other worker completes the email and deletes its recipients in between.
         if not rows.filter(mailed_at=None).select_for_update(no_key=True):
@@ -194,10 +217,12 @@ def _claim(rows: QuerySet[Any], source: str, address: str) -> EmailDelivery | No
     return delivery
 
 
-def _release(delivery: EmailDelivery, *, is_done: bool) -> None:
-    """End this worker's lease. `is_done`: the recipient needs no further try."""
-    sent_at = timezone.now() if is_done else None
-    EmailDelivery.objects.filter(pk=delivery.pk).update(leased_until=None, sent_at=sent_at)
+def _release(delivery: EmailDelivery, result: _Result) -> None:
+    """End this worker's lease, or extend it to the SILENCE of the address. Tries end after TRY_FOR."""
+    now = timezone.now()
+    is_done = result is _Result.DONE or delivery.created_at < now - TRY_FOR
+    leased_until = now + SILENCE if result is _Result.SILENT and not is_done else None
+    EmailDelivery.objects.filter(pk=delivery.pk).update(leased_until=leased_until, sent_at=now if is_done else None)
 
 
 def _complete(rows: QuerySet[Any], source: str, addresses: set[str]) -> bool:
@@ -214,49 +239,70 @@ def _complete(rows: QuerySet[Any], source: str, addresses: set[str]) -> bool:
     return True
 
 
-def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> bool:
-    """Send one email. Return False if the server may accept it later.
+def _send_mail(connection: BaseEmailBackend, mail: EmailMessage) -> _Result:
+    """Send one email.
 
     A permanent failure is logged and counts as done, because no retry can succeed. If the connection fails, it is
     closed, so that the next email gets a new connection: one bad address must not keep the email from the other
     recipients. Raises SMTPSenderRefused.
     """
+    global _timeouts  # noqa: PLW0603 - one for the process
     try:
         connection.send_messages([mail])
     except SMTPRecipientsRefused as error:
-        is_permanent = all(code >= PERMANENT_FAILURE for code, _message in error.recipients.values())
-        logger.warning("The mail server refused a recipient %s.", "for good" if is_permanent else "for now")
-        return is_permanent
+        codes = [code for code, _message in error.recipients.values()]
+        logger.warning("The mail server refused a recipient: %s", codes)
+        return _refused(connection, codes)
     except SMTPDataError as error:
         logger.warning("The mail server refused a mail: %s", error)
-        return error.smtp_code >= PERMANENT_FAILURE
+        return _refused(connection, [error.smtp_code])
     except SMTPSenderRefused as error:
         if error.smtp_code != SERVER_CLOSES:
             raise  # our own address, so all recipients wait until an administrator has mended it
-        _note_failure(connection, error)
-        return False
+        return _refused(connection, [error.smtp_code])
     except (SMTPNotSupportedError, ValueError):
         logger.warning("A mail cannot be sent because an address is malformed.", exc_info=True)
     except (OSError, SMTPException) as error:
-        logger.warning("A mail could not be sent; the next periodic task tries again.", exc_info=True)
-        _note_failure(connection, error)
-        return False
-    return True
+        logger.warning("A mail could not be sent; a later periodic task tries again.", exc_info=True)
+        _close(connection)
+        if not _is_timeout(error):
+            return _Result.LATER
+        _timeouts += 1
+        if _timeouts >= MAX_TIMEOUTS:
+            _pause()
+        return _Result.SILENT
+    _timeouts = 0
+    return _Result.DONE
 
 
-def _note_failure(connection: BaseEmailBackend, error: BaseException) -> None:
-    """Close a connection that failed with this error. After a time-out, pause."""
-    global _paused_until  # noqa: PLW0603 - one for the process
+def _refused(connection: BaseEmailBackend, codes: list[int]) -> _Result:
+    """Return the result of an email that the server refused with these codes."""
+    if SERVER_CLOSES in codes:
+        _close(connection)
+    return _Result.DONE if min(codes) >= PERMANENT_FAILURE else _Result.LATER
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Return whether the server did not answer in time. smtplib raises SMTPServerDisconnected for a time-out."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, TimeoutError):
-        cause = cause.__context__  # smtplib raises SMTPServerDisconnected for a time-out
-    if cause is not None:
-        logger.warning("The mail server did not answer in time. Emails pause for %d s.", PAUSE_SECONDS)
-        _paused_until = time.monotonic() + PAUSE_SECONDS
+        cause = cause.__context__
+    return cause is not None
+
+
+def _pause() -> None:
+    """Send no emails for PAUSE_SECONDS."""
+    global _timeouts, _paused_until
+    logger.warning("The mail server does not answer in time. Emails pause for %d s.", PAUSE_SECONDS)
+    _timeouts, _paused_until = 0, time.monotonic() + PAUSE_SECONDS
+
+
+def _close(connection: BaseEmailBackend) -> None:
+    """Close a connection, even if it is broken."""
     with suppress(OSError, SMTPException):
         connection.close()
 
 
 def _is_paused() -> bool:
-    """Whether the mail server recently did not answer this process in time."""
+    """Return whether this process sends no emails now."""
     return time.monotonic() < _paused_until
