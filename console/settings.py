@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.utils.translation import gettext_lazy as _
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from whitenoise.compress import Compressor
 
@@ -174,13 +175,15 @@ REDIS_URL: str = env.redis_address("REDIS_URL", EMBEDDED.redis_url)
 # `EMBEDDED` starts PostgreSQL unless the operator names another server, and likewise Redis.
 EMBEDDED_DATABASE = "DATABASE_URL" not in env.ENVIRON
 EMBEDDED_REDIS = "REDIS_URL" not in env.ENVIRON
+# Replaces a connection that a restart of Redis broke. After a time-out a command is not repeated: Redis may have run
+# it, and a second INCR would count twice.
+RETRY_BROKEN = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
 CACHES: dict[str, dict[str, Any]] = {
     # Without these options, redis-py waits 5 s for a Redis that hangs, at each call. A request may make several calls.
-    # The retry replaces a connection that a restart of Redis broke.
     "default": {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": REDIS_URL,
-        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1, "retry": Retry(NoBackoff(), 1)},
+        "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1, "retry": RETRY_BROKEN},
     },
     # In the memory of each process, for parts of pages that depend on few values: the template tag `cache` uses the
     # cache with this name. Most entries are rows of the list of jobs, of less than 2 KB: about 10 MB in all.
