@@ -288,13 +288,20 @@ def remove_all(organization: Organization) -> None:
     The rows stay, because jobs refer to them. Raises InUse while an installation runs, or another process holds the
     lock.
     """
+    all_layers = PackageLayer.objects.filter(organization=organization)
+    roots = {_layer_folder(layer).root for layer in all_layers}
+    if not roots:
+        return
     with locks.packages_lock() as has_lock:
-        all_layers = PackageLayer.objects.filter(organization=organization)
-        if not has_lock or any(layer.state == States.PENDING and _is_working(layer) for layer in all_layers):
+        if not has_lock:
+            raise InUse(_("Packages are being handled. The console tries again in a few minutes."))
+        if any(layer.state == States.PENDING and _is_working(layer) for layer in all_layers):
             raise InUse(_("Packages are being installed. Wait for the installation to end."))
         all_layers.update(state=States.REMOVED, size_bytes=0, requirements="", reason="", log="")
-        for root in {_layer_folder(layer).root for layer in all_layers}:
-            layers.remove_organization(root, str(organization.pk))
+        for root in roots:
+            layers.move_to_trash(root, str(organization.pk))
+    for root in roots:  # without the lock, since this may take long
+        layers.empty_trash(root)
 
 
 def _start(layer: PackageLayer) -> None:
@@ -315,8 +322,8 @@ def _start(layer: PackageLayer) -> None:
     if not layer.cluster:
         try:
             builder.start(_layer_folder(layer), request)
-        except OSError as error:  # such as a full disk; other installations must start all the same
-            _save_result(layer, InstallResult(f"The installer could not be started: {error}", is_fault=True), log="")
+        except OSError as error:  # such as a full disk; the next call tries again
+            logger.warning("The installer of the packages %s cannot be started now: %s", layer.key, error)
         return
     config = _kubernetes_config(layer.cluster)
     if config is None or not cluster_builder.can_install(config):  # the settings have changed

@@ -72,18 +72,26 @@ class Layer:
         """Remove the layer, if it exists. Call this only if no run uses it."""
         if not self.folder.exists():
             return
-        _remove(self.root, self.folder)
+        trash = _trash(self.root)
+        trash.move_in(self.folder)
+        trash.empty()
 
 
-def remove_organization(root: Path, organization_id: str) -> None:
-    """Remove all layers of an organization below `root`, and its cache. Call this only if no run or installation is."""
-    _remove(root, root / organization_id)
+def move_to_trash(root: Path, organization_id: str) -> None:
+    """Remove all layers of an organization below `root`, and its cache, if they exist; `empty_trash` deletes them.
+
+    Call this only if none of them is used or being installed.
+    """
+    _trash(root).move_in(root / organization_id)
 
 
-def _remove(root: Path, folder: Path) -> None:
-    trash = Trash(root / ".trash")
-    trash.move_in(folder)
-    trash.empty()
+def empty_trash(root: Path) -> None:
+    """Delete what was removed below `root`. May take long."""
+    _trash(root).empty()
+
+
+def _trash(root: Path) -> Trash:
+    return Trash(root / ".trash")
 
 
 def installed_versions(image: Path) -> dict[str, str]:

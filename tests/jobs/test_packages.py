@@ -172,9 +172,9 @@ def test_a_platform_fault_of_an_installation_is_retried_and_then_ends_the_job(cu
     settings.PACKAGE_INSTALLATIONS_PER_DAY = 1
     form = customer.form(requirements="requirements.txt")  # a free estimate waits for its packages too
     job = free_estimates.order_free_estimate(membership=customer.membership, data=form).job
-    installer.errors.append(OSError("No space left on device"))
+    installer.errors.append(OSError("No space left on device"))  # waited for, without a count
     packages.advance()
-    for number in range(packages.MAX_FAULTS - 1):
+    for number in range(packages.MAX_FAULTS):
         packages.advance()
         assert len(installer.started) == number + 1
         installer.end("/srv/index does not exist", is_fault=True)
