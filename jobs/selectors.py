@@ -464,7 +464,7 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number:
     _require_rank(job, rank)
     attempt = _attempt_numbered(job, attempt_number)
     texts = (query,) if query else ERRORS
-    overlap_bytes = max(len(text.encode("utf-8", "replace")) for text in texts)
+    longest = max(len(text) for text in texts)
     position, end = offset, offset + SEARCH_BYTES
     while position < end:
         chunk = _read_log(job, attempt, rank, position, SEARCH_STEP_BYTES)
@@ -476,11 +476,16 @@ def search_log(job: Job, rank: int, query: str, offset: int = 0, attempt_number:
         # A chunk that is not full is the last one. A full one may lack the bytes of a character at its end.
         if chunk.next_offset - chunk.offset < SEARCH_STEP_BYTES - MAX_CHARACTER_BYTES:
             # A match may begin at the end of a log that still grows.
-            rest_bytes = 0 if chunk.eof else overlap_bytes - 1
+            rest_bytes = 0 if chunk.eof else _size_of_end(chunk.text, longest - 1)
             return LogMatch(offset=None, next_offset=max(offset, chunk.next_offset - rest_bytes), eof=True)
         # Read the end of this chunk again, because a match may begin there and end in the next chunk.
-        position = chunk.next_offset - overlap_bytes
+        position = chunk.next_offset - _size_of_end(chunk.text, longest)
     return LogMatch(offset=None, next_offset=position, eof=False)
+
+
+def _size_of_end(text: str, characters: int) -> int:
+    """Return the size in bytes of the last characters of a text."""
+    return len(text[-characters:].encode("utf-8", "replace")) if characters else 0
 
 
 def _find_first(text: str, texts: Sequence[str], *, any_case: bool) -> tuple[int, int] | None:

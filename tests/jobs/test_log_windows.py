@@ -98,7 +98,12 @@ def test_a_search_finds_a_text_that_two_pieces_share_and_takes_no_patterns(custo
     missing = selectors.search_log(attempt.job, 0, "needle", 300)
     backend.write(attempt.run_name, "edle")
     assert selectors.search_log(attempt.job, 0, "needle", missing.next_offset).offset == 402
+    backend.write(attempt.run_name, "训练")
+    missing = selectors.search_log(attempt.job, 0, "needle", 407)
+    backend.write(attempt.run_name, "needle")
+    found = selectors.search_log(attempt.job, 0, "needle", missing.next_offset)
+    assert found.offset == 414, "the search did not begin within a character"
     backend.end(attempt.run_name, Outcome.COMPLETED)
-    assert selectors.search_log(attempt.job, 0, "missing") == selectors.LogMatch(None, 408, eof=True), "nothing follows"
+    assert selectors.search_log(attempt.job, 0, "missing") == selectors.LogMatch(None, 420, eof=True), "nothing follows"
     with pytest.raises(NotFound):
         selectors.search_log(attempt.job, 9, "x")
