@@ -117,7 +117,7 @@ def discard_copy(attempt: Attempt) -> None:
     Does nothing for later attempts, whose folder may have checkpoints of the job itself.
     """
     if attempt.number == 1 and Job.objects.filter(pk=attempt.job_id).exclude(checkpoints_copied_at=None).exists():
-        # `checkpoints_copied_at` is cleared last: by it, `finish_discard` and `results.delete_unused_copies` find what
+        # `checkpoints_copied_at` is cleared last: by it, `finish_discard` and `results.delete_unused_copy` find what
         # an interrupted call has left.
         results.discard_count(attempt.job_id)
         cluster(attempt.backend).delete_shared(results.checkpoint_key(attempt.job_id))

@@ -21,6 +21,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from console.core import optional_cache
 from console.core.enqueue import send, send_on_commit
 from console.observability import context
 from jobs import circuit_breaker, clusters, lifecycle, locks, results, run_specs, telemetry
@@ -111,6 +112,8 @@ def _reconcile_attempt(attempt: Attempt, *, reads_output: bool = False) -> None:
     except RunNotFound:
         _end_vanished(attempt)
         return
+    if attempt.started_at is None:  # a run that waits for machines may be unreadable now and then
+        optional_cache.delete(_unreadable_key(attempt))
     must_stop = attempt.job.state == JobState.STOPPING or attempt.move_requested_at
     if must_stop and status.phase in {RunPhase.STARTING, RunPhase.RUNNING}:
         stop_run(attempt.backend, attempt.run_name)
@@ -168,14 +171,14 @@ def _end_unreadable(attempt: Attempt, error: RunUnreadable) -> None:
     Before that, stop the run if its job is cancelled or moved. The end is free because customer code has no access to
     the files that a backend reads.
     """
+    unreadable_since = _unreadable_since(attempt, error)
     stop_requested_at = attempt.job.cancel_requested_at or attempt.move_requested_at
     if stop_requested_at:
         must_have_ended_at = stop_requested_at + timedelta(seconds=GRACE_SECONDS + STOP_SECONDS)
     else:
-        # If the start was not seen, the run may have started later. It is then ended before its time limit.
-        started_at = attempt.started_at or attempt.submitted_at or attempt.claimed_at
+        # A run whose start was not seen had not started when it was last read.
+        started_at = attempt.started_at or unreadable_since
         must_have_ended_at = started_at + timedelta(seconds=run_specs.deadline_seconds(attempt))
-    unreadable_since = _unreadable_since(attempt, error)
     if timezone.now() < max(must_have_ended_at, unreadable_since) + UNREADABLE_PERIOD:
         if stop_requested_at:
             stop_run(attempt.backend, attempt.run_name)
@@ -194,7 +197,7 @@ def _end_unreadable(attempt: Attempt, error: RunUnreadable) -> None:
 
 def _unreadable_since(attempt: Attempt, error: RunUnreadable) -> datetime:
     """Return since when the files of the attempt's run cannot be read; log the first failed read."""
-    key = f"run-unreadable:{attempt.pk}"
+    key = _unreadable_key(attempt)
     try:
         since: datetime | None = cache.get(key)
         if since is None:
@@ -204,6 +207,10 @@ def _unreadable_since(attempt: Attempt, error: RunUnreadable) -> datetime:
     except redis.RedisError:
         return timezone.now()  # the period begins when Redis answers
     return since
+
+
+def _unreadable_key(attempt: Attempt) -> str:
+    return f"run-unreadable:{attempt.pk}"
 
 
 def _open_attempts() -> QuerySet[Attempt]:
@@ -271,7 +278,9 @@ def _clean_up_runs(cluster_name: str) -> None:
     # The loop above does not see attempts that were never submitted, but checkpoints may have been copied for them.
     ended_attempts = Attempt.objects.filter(clusters.on_cluster(cluster_name), finished_at__isnull=False)
     unsubmitted_with_copies = ended_attempts.filter(submitted_at=None, job__checkpoints_copied_at__isnull=False)
-    results.delete_unused_copies(unsubmitted_with_copies.select_related("job__organization"))
+    for attempt in unsubmitted_with_copies.select_related("job__organization"):
+        with _logged_if_unreadable(attempt.run_name):
+            results.delete_unused_copy(attempt)
     results.measure_uncounted([attempt for _name, attempt in runs if attempt])
 
 

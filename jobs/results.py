@@ -7,7 +7,6 @@ at their `deletion_time`, and the customer may delete them earlier.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -135,15 +134,14 @@ def _is_read_by_notebook(job: Job) -> bool:
     return readers.exclude(state__in=ENDED).exists()
 
 
-def delete_unused_copies(attempts: Iterable[Attempt]) -> None:
-    """Delete expired copies of checkpoints that were made for runs which were never submitted.
+def delete_unused_copy(attempt: Attempt) -> None:
+    """Delete the copy of checkpoints that was made for a run which was never submitted, if it has expired.
 
     A cluster does not list such runs. Raises BackendUnavailable.
     """
-    for attempt in attempts:
-        if is_expired(attempt.job):
-            delete_run(attempt)
-            Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
+    if is_expired(attempt.job):
+        delete_run(attempt)
+        Job.objects.filter(pk=attempt.job_id).update(checkpoints_copied_at=None)
 
 
 def measure_uncounted(attempts: list[Attempt]) -> None:

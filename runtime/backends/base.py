@@ -100,8 +100,9 @@ class Backend(Protocol):
     def kill(self, name: str) -> None:
         """Kill the run's processes and free its capacity, even if its files cannot be read.
 
-        Returns once all processes have ended; raises BackendUnavailable if that is not certain. An unknown or ended run
-        is fine. Call this only for a run whose status no longer matters.
+        Returns once all processes have ended. Raises RunUnreadable if they do not end, and BackendUnavailable if
+        nothing is known about them. An unknown or ended run is fine. Call this only for a run whose status no longer
+        matters.
         """
 
     def delete(self, name: str) -> None:

@@ -123,26 +123,37 @@ class LocalBackend(FolderBackend):
 
     def extend(self, name: str, deadline_seconds: int) -> None:
         """See `Backend.extend`. The supervisors read the new deadline within a second or so."""
-        self._find(name).request_deadline(deadline_seconds)
+        with translate_errors(name):
+            self._find(name).request_deadline(deadline_seconds)
 
     def kill(self, name: str) -> None:
         """See `Backend.kill`."""
-        self._find(name).kill()
+        with self._without_submissions():
+            self._find(name).kill()
 
     def delete(self, name: str) -> None:
         """See `Backend.delete`.
 
-        Ending the run and removing its files may take long, so neither happens under the lock.
+        Ending the run and removing its files may take long, so neither happens under the lock, unless the records of
+        its supervisors cannot be read.
         """
         run = self._find(name)
         with translate_errors(name):
             run.end()
-            with contextlib.suppress(RunNotFound):
+            with contextlib.suppress(RunNotFound), self._without_submissions():
                 if not _has_ended(run):  # supervisors whose records cannot be read
                     run.kill()
             with FileLock(self._root / ".lock"):
                 run.destroy()  # quick, since `end` has left no supervisor to wait for
             self._trash.empty()
+
+    @contextlib.contextmanager
+    def _without_submissions(self) -> Iterator[None]:
+        """Let no process submit a run during the block. If the lock cannot be opened, no process can submit anyway."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):
+                stack.enter_context(FileLock(self._root / ".lock"))
+            yield
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`: one machine."""

@@ -45,7 +45,7 @@ from typing import Any, TypedDict
 from runtime import pids
 from runtime.backends.supervision import cgroups, outcome, peer_liveness, process_tree
 from runtime.backends.supervision.folder_backend import TRASH_FOLDER
-from runtime.errors import BackendUnavailable, RunNotFound, RunUnreadable
+from runtime.errors import RunNotFound, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import Outcome, RunPhase, RunSpec, RunStatus
 from runtime.trash import Trash
@@ -269,8 +269,9 @@ class Run:
     def kill(self) -> None:
         """Kill the processes of the run, and free its capacity. Needs none of its files.
 
-        The supervisors hold the locks in `nodes/`, and all other processes descend from them. Raises BackendUnavailable
-        if a process does not end, for example because it waits for a disk.
+        The supervisors hold the locks in `nodes/`, and all other processes descend from them. During a submission the
+        submitter holds them, so the caller has kept submissions out. Raises RunUnreadable if a process does not end,
+        for example because it waits for a disk.
         """
         # Searched again after the kill, since a supervisor may have forked another one.
         while found := pids.with_descendants(pids.lock_holders(self.folder / "nodes")):
@@ -280,12 +281,12 @@ class Run:
             give_up_at = time.monotonic() + _END_SECONDS
             for pid, start_time in processes:
                 if not pids.wait_for_end(pid, start_time, give_up_at - time.monotonic()):
-                    raise BackendUnavailable(f"The process {pid} of the run '{self.name}' does not end.")
+                    raise RunUnreadable(f"The process {pid} of the run '{self.name}' does not end.")
         with contextlib.suppress(OSError):  # where the storage fails, the list of control groups and the marker stay
             self._remove_cgroups_of_lost_nodes()
             # A process whose supervisor ended earlier.
             if cgroups.processes(process_tree.recorded_cgroups(self.folder / "nodes")):
-                raise BackendUnavailable(f"Processes of the run '{self.name}' do not end.")
+                raise RunUnreadable(f"Processes of the run '{self.name}' do not end.")
             self.active_marker.unlink(missing_ok=True)
 
     def _supervisors(self) -> list[tuple[int, int]]:

@@ -45,6 +45,8 @@ _MAX_MACHINES_AGE_SECONDS = 5.0
 """Maximum age of the list of machines that `_check_size` uses. The sizes of machines rarely change."""
 _REACHABLE_SECONDS = 2.0
 """How long `is_reachable` may take: the protocol promises an answer in this time."""
+_REPEATED_KILL_SECONDS = 5.0
+"""How long `kill` waits for jobs to end: not long, because the console repeats it until it succeeds."""
 _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
@@ -129,7 +131,7 @@ class SlurmBackend(FolderBackend):
     def kill(self, name: str) -> None:
         """See `Backend.kill`."""
         run = self._find(name)
-        run.kill_jobs()
+        run.kill_jobs(_REPEATED_KILL_SECONDS)
         with contextlib.suppress(OSError):  # where the storage fails, the marker stays
             run.active_marker.unlink(missing_ok=True)
 

@@ -105,9 +105,12 @@ class SlurmRun:
         write_json(self.folder / "submission.json", submission)
 
     def submission(self) -> dict[str, Any]:
-        """Return the contents of `submission.json`. Raises RunNotFound, RunUnreadable."""
+        """Return the contents of `submission.json`. Raises RunNotFound, RunUnreadable, BackendUnavailable.
+
+        Without its submission, a run of which Slurm has no job is not found.
+        """
         data = self._load("submission.json")
-        if data is None and self.exists():
+        if data is None and self.exists() and self._slurm.active_jobs(self.job_name):
             raise RunUnreadable(f"The submission of the run '{self.name}' is damaged.")
         if data is None:
             raise RunNotFound(f"There is no run named '{self.name}'.")
@@ -117,7 +120,7 @@ class SlurmRun:
         """Return the id of the recorded job; empty if no submission is recorded, or if it cannot be read."""
         try:
             return str(self.submission()["job_id"])
-        except (RunNotFound, RunUnreadable):
+        except (RunNotFound, BackendUnavailable):
             return ""
 
     def spec(self) -> RunSpec:
@@ -315,16 +318,16 @@ class SlurmRun:
         if self.folder.is_dir():
             self.kill_jobs()
 
-    def kill_jobs(self) -> None:
-        """Kill every job of this run's name, and wait until they have ended. Raises BackendUnavailable.
+    def kill_jobs(self, wait_seconds: float = _KILL_SECONDS) -> None:
+        """Kill every job of this run's name. Raises RunUnreadable if not all have ended after `wait_seconds`.
 
         Jobs are found by name, since an interrupted submission has not recorded its job's id, and the storage may fail.
         """
         self._slurm.kill([f"--name={self.job_name}"])
-        give_up_at = time.monotonic() + _KILL_SECONDS
+        give_up_at = time.monotonic() + wait_seconds
         while job_ids := self._slurm.active_jobs(self.job_name):
             if time.monotonic() > give_up_at:
-                raise BackendUnavailable(f"Jobs of the run '{self.name}' have not ended: {', '.join(job_ids)}.")
+                raise RunUnreadable(f"Jobs of the run '{self.name}' have not ended: {', '.join(job_ids)}.")
             time.sleep(_KILL_POLL_SECONDS)  # Slurm sends no events
 
     def move_to_trash(self) -> bool:

@@ -18,7 +18,7 @@ from runtime.backends.slurm.pending import explain_waiting
 from runtime.backends.slurm.runs import SlurmRun
 from runtime.backends.slurm.states import SlurmJob, has_preemption_time, parse_jobs, parse_machines
 from runtime.backends.supervision.outcome import merge
-from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunUnreadable
+from runtime.errors import BackendUnavailable, InvalidSpec, NoCapacity, RunNotFound, RunUnreadable
 from runtime.files import write_json
 from runtime.specs import FailureCode, Framework, Image, Outcome, Resources, RunPhase, RunSpec, WaitingCode
 
@@ -350,11 +350,15 @@ def test_the_platforms_own_end_of_a_lost_run_never_becomes_a_customers_request(t
     assert run._store_end([record()])[0]["loss"]["kind"] == Outcome.NODE_LOST
 
 
-def test_a_damaged_submission_is_no_missing_run(tmp_path):
-    run = SlurmRun(tmp_path, "job-1-1", SimpleNamespace(), config())
+def test_a_run_with_a_damaged_submission_is_missing_only_when_slurm_has_no_job_of_it(tmp_path):
+    jobs = ["7"]
+    run = SlurmRun(tmp_path, "job-1-1", SimpleNamespace(active_jobs=lambda _job_name: jobs), config())
     run.folder.mkdir()
     (run.folder / "submission.json").write_text("{")
     with pytest.raises(RunUnreadable, match="damaged"):
+        run.status()
+    jobs.clear()
+    with pytest.raises(RunNotFound):
         run.status()
 
 
@@ -403,7 +407,7 @@ def test_a_run_that_cannot_be_read_blocks_neither_its_cluster_nor_its_deletion(t
     assert (active, run.folder.exists(), backend.names(live=True)) == ([], True, []), "it waits for the jobs' end"
     assert selections.pop() == [f"--name={run.job_name}"]
     active[:] = [["7"]] * 2
-    monkeypatch.setattr("runtime.backends.slurm.runs._KILL_SECONDS", -1)
+    monkeypatch.setattr("runtime.backends.slurm.backend._REPEATED_KILL_SECONDS", -1)
     run.active_marker.touch()
     with pytest.raises(BackendUnavailable, match="have not ended: 7"):
         backend.kill("job-1-1")
