@@ -45,8 +45,9 @@ _MAX_MACHINES_AGE_SECONDS = 5.0
 """Maximum age of the list of machines that `_check_size` uses. The sizes of machines rarely change."""
 _REACHABLE_SECONDS = 2.0
 """How long `is_reachable` may take: the protocol promises an answer in this time."""
-_REPEATED_KILL_SECONDS = 5.0
-"""How long `kill` waits for jobs to end: not long, because the console repeats it until it succeeds."""
+_REPEATED_KILL_SECONDS = 15.0
+"""How long `kill` waits for jobs to end: Slurm needs some seconds on a busy machine. Not longer, because the console
+repeats it until it succeeds, and takes a call of 20 seconds for a sign of a slow cluster."""
 _LOCK_FILES = 16
 """Number of lock files. A submission or deletion locks one of them, chosen by a hash of the run's name. A file for each
 run would accumulate. Two runs that share a lock only wait for each other; 16 locks make that rare for the 8 submissions
