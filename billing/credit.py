@@ -134,8 +134,8 @@ def redeem(*, account: Account, code: str, user: User) -> CreditGrant:
 
     Raises VoucherRefused, also after too many wrong codes, and OrganizationClosing: the credit would be lost.
 
-    Each try counts as wrong before it is made, so that nobody can guess with many tries at once, or while Redis does
-    not count: then RedisError is raised.
+    Each try counts as wrong until it succeeds. Otherwise many tries at the same time would pass the limit. Raises
+    RedisError if Redis cannot count.
     """
     require_open(organization=account.owner)
     # Each service account is a user of its own. With several of them, a person could exceed the limits per person.

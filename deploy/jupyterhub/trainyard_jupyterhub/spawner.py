@@ -204,8 +204,8 @@ class TrainyardSpawner(Spawner):
     async def _find_open_notebook(self, api: NotebooksClient, purchase: dict[str, Any]) -> dict[str, Any] | None:
         """Return the notebook that was bought for this server and has not ended; None if there is none.
 
-        The API lists the notebooks of the whole organization. Those of other members do not count: anybody can choose
-        the same name, and whoever uses a notebook runs what its buyer has started there.
+        The API lists the notebooks of the whole organization. Those of other members do not count: any
+        member can choose the same name, and code of a notebook's buyer may wait there for the next user.
         """
         own_number = account_number(await self.user.get_auth_state())
         query, oldest = "?page_size=200", datetime.now(UTC) - MAX_AGE  # the API's largest page

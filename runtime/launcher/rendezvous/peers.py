@@ -7,8 +7,8 @@ run's token. The hub closes connections of nodes that have not proved it. A node
 
 Neither side sends the token. Each proves it by an HMAC over random numbers of both sides (nonces), as in the three-pass
 mutual authentication of ISO/IEC 9798-4. A proof is of no use on another connection, because the other side's nonce
-differs there. The messages that follow are neither encrypted nor signed: whoever can change the traffic between two
-nodes of a run, or passes it on between them, can read and change these messages.
+differs there. The messages that follow are neither encrypted nor signed. A program on the network path between two
+nodes can therefore read and change them.
 """
 
 from __future__ import annotations
